@@ -1,0 +1,60 @@
+"""Backends by name. Each file is the one home of its SDK, imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from memagent_integrations.backends.base import Backend
+from memagent_integrations.backends.scripted import ScriptedBackend
+from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
+
+__all__ = ["Backend", "ScriptedBackend", "load_backend"]
+
+_KINDS = {  # kind -> module, class, extra
+    "openai": ("openai", "OpenAIBackend", None),
+    "llamacpp": ("llamacpp", "LlamaCppBackend", "llamacpp"),
+    "transformers": ("transformers", "TransformersBackend", "transformers"),
+    "vllm": ("vllm", "VLLMBackend", "vllm"),
+}
+
+
+def load_backend(spec: str, **options: Any) -> Backend:
+    """The backend that a name stands for.
+
+    "openai:MODEL" (any OpenAI-compatible endpoint), "llamacpp:FILE.gguf", "transformers:NAME", "vllm:NAME", "policy:DIR" (what its
+    `memagent.json` says), or the name of an embedded model ("smollm2", fetched at first use). `options` go to the backend's class.
+
+    Raises:
+        UsageError: the name or an option is unknown.
+        MissingExtra: the backend's package is not installed.
+    """
+    from memagent_integrations import models, policies
+
+    kind, _, name = spec.partition(":")
+    if spec in models.EMBEDDED:
+        path = models.pull(spec)
+        return _make("llamacpp", path, {"name": spec, "window": models.EMBEDDED[spec].window} | options)
+    if kind == "policy" and name:
+        policy = policies.load(name)
+        adapter = {"adapter": policy.adapter} if policy.adapter else {}
+        return load_backend(policy.model, **(adapter | options))
+    if kind in _KINDS and name:
+        return _make(kind, name, options)
+    known = ", ".join([f"{kind}:NAME" for kind in _KINDS] + ["policy:DIR", *models.EMBEDDED])
+    raise UsageError(f"unknown model {spec!r}; use one of {known}")
+
+
+def _make(kind: str, model: Any, options: dict[str, Any]) -> Backend:
+    module, name, extra = _KINDS[kind]
+    try:
+        cls = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    except MemAgentError:
+        raise
+    except ImportError as error:
+        raise MissingExtra.extra(str(error.name), extra or "all") from error
+    try:
+        backend: Backend = cls(model, **options)
+    except TypeError as error:
+        raise UsageError(f"{name} does not take these options: {error}") from error
+    return backend

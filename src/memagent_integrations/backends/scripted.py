@@ -1,0 +1,73 @@
+"""A backend without a model: it answers from a script. For tests, docs and dry runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from memagent_integrations.backends.base import Backend
+from memagent_integrations.errors import BackendError, MemAgentError
+from memagent_integrations.records import Prompt, Reply, Usage
+
+Line = str | Reply | MemAgentError
+
+
+class ScriptedBackend(Backend):
+    """Gives the lines of `script` one after the other, or what `script(prompt)` returns; an error in it is raised.
+
+    `prompts` is the history: every prompt it was given. Its tokens are words with the space before them, single signs, and single spaces,
+    so that counts can be done in the head. A reply longer than `prompt.max_tokens` is cut, as a real model's would be.
+
+    >>> backend = ScriptedBackend(["The key is 7.", "7"])
+    """
+
+    name = "scripted"
+
+    def __init__(
+        self,
+        script: Iterable[Line] | Callable[[Prompt], Line],
+        *,
+        window: int | None = None,
+        batch_size: int = 1,
+        concurrency: int = 4,
+    ) -> None:
+        self._script = script if callable(script) else None
+        self._lines = iter(()) if callable(script) else iter(script)
+        self.prompts: list[Prompt] = []
+        self.window = window
+        self.batch_size = batch_size
+        self.concurrency = concurrency
+
+    def count(self, text: str) -> int:
+        """Tokens as this backend cuts them."""
+        return sum(1 for _ in _TOKEN.finditer(text))
+
+    def complete(self, prompt: Prompt) -> Reply:
+        """The next line of the script."""
+        self.prompts.append(prompt)
+        line = self._script(prompt) if self._script else next(self._lines, None)
+        if line is None:
+            raise BackendError(f"the script ended before call {len(self.prompts)}")
+        if isinstance(line, MemAgentError):
+            raise line
+        return line if isinstance(line, Reply) else self._reply(prompt, line)
+
+    def stream(self, prompt: Prompt) -> Iterator[str | Reply]:
+        """The next line, token by token."""
+        reply = self.complete(prompt)
+        yield from _TOKEN.findall(reply.text)
+        yield reply
+
+    def _reply(self, prompt: Prompt, text: str) -> Reply:
+        tokens = _TOKEN.findall(text)
+        written = tokens[: prompt.max_tokens]
+        usage = Usage(
+            prompt_tokens=sum(self.count(message.content) for message in prompt.messages),
+            completion_tokens=len(written),
+            cached_tokens=0,
+        )
+        reason = "stop" if len(written) == len(tokens) else "length"
+        return Reply(text="".join(written), usage=usage, finish_reason=reason)
+
+
+_TOKEN = re.compile(r" ?\w+|[^\w]", re.DOTALL)

@@ -1,0 +1,206 @@
+"""Anything that holds text, as a stream of pieces that know where they came from.
+
+Framework objects are recognised by their shape (`page_content`, `get_content`, `lazy_load`, ...), so that no framework has to be
+installed. Nothing is read before it is asked for, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memagent_integrations.errors import MemAgentError, UsageError
+
+SEPARATOR = "\n\n"
+"""Stands between two documents of a collection, so that the end of one does not run into the start of the next."""
+
+_BLOCK = 1 << 18  # bytes of a file read at a time
+_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_FORMATS = ((b"%PDF-", "a PDF"), (b"PK\x03\x04", "a ZIP, DOCX or EPUB archive"), (b"\x89PNG", "a PNG image"), (b"\x1f\x8b", "gzip data"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A part of the text. It starts at character `start` of the document `document_id` (None: text between documents)."""
+
+    text: str
+    document_id: str | None
+    start: int
+
+
+def pieces(document: Any) -> Iterator[Piece]:
+    """The text of a document, piece by piece and lazily.
+
+    `document` is a `str` (text, never a file name), a `Path` (UTF-8, or UTF-16 with a byte order mark), a LangChain `Document`, a
+    LlamaIndex node, a loader with `lazy_load` or `lazy_load_data`, or an iterable of any of these. Strings that follow one another
+    in an iterable are one document and are joined as they are (lines of an open file, tokens of a stream); whole documents
+    are set apart by a blank line. A sequence of scored nodes is put back into document order first.
+
+    Raises:
+        UsageError: an object that is no document, a file that is not text, or an error of the caller's own iterator
+            (which is then the cause).
+    """
+    joiner = _Joiner()
+    for item in _guarded(_flatten(document)):
+        yield from joiner.add(item)
+
+
+async def apieces(document: Any) -> AsyncIterator[Piece]:
+    """`pieces` of an async iterable, or of a loader with `alazy_load`."""
+    joiner = _Joiner()
+    source = aiter(document) if isinstance(document, AsyncIterable) else aiter(document.alazy_load())
+    while True:
+        try:
+            item = await anext(source)
+        except StopAsyncIteration:
+            return
+        except MemAgentError:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
+        for part in _guarded(_flatten(item)):
+            for piece in joiner.add(part):
+                yield piece
+
+
+def is_async(document: Any) -> bool:
+    """Whether the document can only, or had better, be read by `apieces`."""
+    return isinstance(document, AsyncIterable) or callable(getattr(document, "alazy_load", None))
+
+
+def is_one_shot(document: Any) -> bool:
+    """Whether reading the document uses it up."""
+    return isinstance(document, (Iterator, AsyncIterator))
+
+
+class _Joiner:
+    """Turns items into pieces: numbers what has no name, puts the separator between documents."""
+
+    def __init__(self) -> None:
+        self._documents = 0
+        self._position = 0  # characters of the current run of strings
+        self._open = False  # the last item was a string
+
+    def add(self, item: Any) -> Iterator[Piece]:
+        if isinstance(item, str):
+            if not self._open:
+                yield from self._next_document()
+                self._open, self._position = True, 0
+            yield Piece(text=item, document_id=f"text-{self._documents}", start=self._position)
+            self._position += len(item)
+            return
+        self._open = False
+        yield from self._next_document()
+        if isinstance(item, Path):
+            yield from _read(item)
+        else:
+            yield _from_object(item, self._documents)
+
+    def _next_document(self) -> Iterator[Piece]:
+        self._documents += 1
+        if self._documents > 1:
+            yield Piece(text=SEPARATOR, document_id=None, start=0)
+
+
+def _flatten(document: Any) -> Iterator[Any]:
+    """Strings, paths and single documents, in order."""
+    if isinstance(document, (str, Path)) or _is_document(document):
+        yield document
+    elif isinstance(document, (bytes, bytearray)):
+        raise UsageError("the document is bytes; decode it to str first, with the encoding it was written in")
+    elif isinstance(document, dict):
+        raise UsageError("the document is a dict; pass the text in it, or a Document or node made from it")
+    elif callable(load := getattr(document, "lazy_load", None) or getattr(document, "lazy_load_data", None)):
+        for item in load():
+            yield from _flatten(item)
+    elif isinstance(document, Iterable):
+        for item in _ordered(document):
+            yield from _flatten(item)
+    elif isinstance(document, AsyncIterable):
+        raise UsageError("the document is an async iterator; read it with aread, astream or aread_many")
+    else:
+        raise UsageError(
+            f"{type(document).__name__} is not a document; pass a str, a Path, a LangChain Document, a LlamaIndex node, a loader, or an iterable of these"
+        )
+
+
+def _guarded(items: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        except MemAgentError:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
+        yield item
+
+
+def _failed(error: Exception) -> UsageError:
+    return UsageError(f"reading the document failed: {type(error).__name__}: {error}")
+
+
+def _is_document(item: Any) -> bool:
+    return hasattr(item, "page_content") or hasattr(item, "get_content") or _is_scored(item)
+
+
+def _is_scored(item: Any) -> bool:
+    return hasattr(item, "node") and hasattr(item, "score")
+
+
+def _ordered(items: Iterable[Any]) -> Iterable[Any]:
+    if not isinstance(items, Sequence) or not items or not all(map(_is_scored, items)):
+        return items
+    rank: dict[str, int] = {}
+    for item in items:
+        rank.setdefault(_document_id(item.node), len(rank))
+    return sorted(items, key=lambda item: (rank[_document_id(item.node)], getattr(item.node, "start_char_idx", None) or 0))
+
+
+def _document_id(node: Any) -> str:
+    return str(getattr(node, "ref_doc_id", None) or getattr(node, "node_id", ""))
+
+
+def _from_object(item: Any, number: int) -> Piece:
+    if _is_scored(item):
+        item = item.node
+    if hasattr(item, "page_content"):
+        metadata = getattr(item, "metadata", None) or {}
+        name = str(metadata.get("source") or getattr(item, "id", None) or f"document-{number}")
+        page = metadata.get("page")
+        text, start = item.page_content, metadata.get("start_index")
+        name = name if page is None else f"{name}#page={page}"
+    else:
+        text, start = item.get_content(), getattr(item, "start_char_idx", None)
+        name = _document_id(item) or f"document-{number}"
+    if not isinstance(text, str):
+        raise UsageError(f"the content of {name} is {type(text).__name__}, not text")
+    return Piece(text=text, document_id=name, start=start if isinstance(start, int) else 0)
+
+
+def _read(path: Path) -> Iterator[Piece]:
+    """A text file, block by block, with its line ends as they are."""
+    position = 0
+    try:
+        with path.open("rb") as file:
+            head = file.read(_BLOCK)
+            kind = next((name for magic, name in _FORMATS if head.startswith(magic)), None)
+            if kind:
+                raise UsageError(f"{path} is {kind}, not a text file; extract its text first, for example with a document loader")
+            encoding = next((name for mark, name in _MARKS if head.startswith(mark)), "utf-8")
+            decoder = codecs.getincrementaldecoder(encoding)()
+            block = head
+            while block:
+                text = decoder.decode(block)
+                yield Piece(text=text, document_id=str(path), start=position)
+                position += len(text)
+                block = file.read(_BLOCK)
+            decoder.decode(b"", final=True)
+    except UnicodeError as error:
+        raise UsageError(f"{path} is not {encoding} text ({error}); convert it, or decode it yourself and pass the str") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error

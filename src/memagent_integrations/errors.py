@@ -1,0 +1,58 @@
+"""The error tree. The class of an error says who has to act on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memagent_integrations.records import Reading
+
+
+class MemAgentError(Exception):
+    """Base of every error that this package raises on purpose.
+
+    `reading` holds what had been read when the error came (the steps and the memory so far), or None when it came
+    before the first step.
+    """
+
+    reading: Reading | None = None
+
+
+class UsageError(MemAgentError):
+    """The caller has to change something: an argument, a setting, or the document."""
+
+
+class MissingExtra(MemAgentError, ImportError):
+    """A package has to be installed. `command` is the line that does it."""
+
+    def __init__(self, what: str, *, command: str) -> None:
+        super().__init__(f"{what} is not installed; run: {command}")
+        self.command = command
+
+    @classmethod
+    def extra(cls, what: str, extra: str) -> MissingExtra:
+        """The error for a missing module `what` that the optional dependency group `extra` brings."""
+        return cls(what, command=f"pip install 'memagent-integrations[{extra}]'")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_unpickle, (type(self), self.args), self.__dict__)
+
+
+class BackendError(MemAgentError):
+    """The model or its server failed. `retryable` tells whether the same call may succeed later."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class JournalMismatch(MemAgentError):
+    """The document or the settings changed under a run that is being resumed."""
+
+
+class ContextOverflow(MemAgentError):
+    """A prompt would not fit, or did not fit, into the model's context window."""
+
+
+def _unpickle(kind: type[MemAgentError], args: tuple[object, ...]) -> MemAgentError:
+    return kind.__new__(kind, *args)

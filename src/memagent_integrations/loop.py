@@ -1,0 +1,245 @@
+"""The reading loop, once, as a generator that does no I/O, and the drivers that feed it.
+
+    turns = reading_loop(...)      yields a Prompt, is sent a Reply, returns a Reading
+
+A driver makes the calls. It never decides what becomes of a reply: that is done here and nowhere else.
+Source of the algorithm: MemAgent, arXiv:2507.02259, section 3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from memagent_integrations.errors import BackendError, MemAgentError, UsageError
+from memagent_integrations.prompts import AnswerStream, PromptSet
+from memagent_integrations.records import Budgets, Chunk, Prompt, Reading, Reply, Step
+from memagent_integrations.tokens import Counter, cut
+
+Turns = Generator[Prompt, Reply, Reading]
+Event = Step | str | Reading
+Call = Callable[[Prompt], Iterator[str | Reply]]
+"""Makes one call: yields pieces of the text if it streams, and the whole reply last."""
+AsyncCall = Callable[[Prompt], AsyncGenerator[str | Reply]]
+BatchCall = Callable[[Sequence[Prompt]], Sequence[Reply | MemAgentError]]
+
+
+def reading_loop(
+    question: str,
+    chunks: Iterable[Chunk],
+    *,
+    prompts: PromptSet,
+    budgets: Budgets,
+    count: Counter,
+    model: str,
+    memory: str = "",
+) -> Turns:
+    """Read the chunks in order, then answer from the memory alone.
+
+    Yields one prompt a chunk and one for the answer. A `MemAgentError` thrown in, or raised by the chunks, ends the reading: it is returned
+    with `error` set, and with the steps and the memory that it had. An error never becomes memory.
+    """
+    steps: list[Step] = []
+    answer, failure, blank = None, None, True
+    try:
+        for chunk in chunks:
+            blank = blank and chunk.text.isspace()
+            messages = prompts.update_messages(
+                question=question, memory=memory, section=chunk.text, memory_tokens=budgets.memory_tokens
+            )
+            reply = yield Prompt(
+                index=len(steps), phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps)
+            )
+            steps.append(_update(len(steps), chunk, memory, reply, prompts, budgets, count))
+            memory = steps[-1].memory
+        if blank:
+            raise UsageError("the document is empty: there is no text to read")
+        messages = prompts.answer_messages(question=question, memory=memory)
+        reply = yield Prompt(
+            index=len(steps), phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps)
+        )
+        was_cut = reply.finish_reason == "length"
+        steps.append(
+            Step(
+                index=len(steps),
+                phase="answer",
+                span=None,
+                memory_before=memory,
+                memory=memory,
+                reply=reply,
+                outcome="answered",
+                cut=was_cut,
+            )
+        )
+        answer = prompts.parse_answer(reply.text)
+        if not answer:
+            raise BackendError(_no_answer(reply))
+    except MemAgentError as error:
+        answer, failure = None, error
+    return Reading(
+        question=question,
+        answer=answer,
+        memory=memory,
+        steps=tuple(steps),
+        model=model,
+        budgets=budgets,
+        error=failure,
+    )
+
+
+def _last(steps: Sequence[Step]) -> Step | None:
+    return steps[-1] if steps else None
+
+
+def _update(index: int, chunk: Chunk, old: str, reply: Reply, prompts: PromptSet, budgets: Budgets, count: Counter) -> Step:
+    """What the reply to a memory prompt makes of the memory."""
+    new, unchanged = prompts.parse_memory(reply.text)
+    step = Step(
+        index=index,
+        phase="memory",
+        span=chunk.span,
+        memory_before=old,
+        memory=old,
+        reply=reply,
+        outcome="unchanged" if unchanged else "kept",
+        cut=False,
+    )
+    if unchanged or not new or reply.finish_reason == "content_filter":
+        return step
+    fitted = cut(new, budgets.memory_tokens, count)
+    return replace(step, memory=fitted, outcome="updated", cut=fitted != new or reply.finish_reason == "length")
+
+
+def _no_answer(reply: Reply) -> str:
+    if reply.finish_reason == "length":
+        return "the model used up its output before it came to an answer (thinking counts); raise output_tokens"
+    if reply.finish_reason == "content_filter":
+        return "the server's content filter withheld the answer"
+    return "the model gave no answer: its reply is empty or only thinking"
+
+
+def advance(turns: Turns, reply: Reply | MemAgentError | None) -> Prompt | Reading:
+    """Give the loop the reply (or the error) of its last prompt; get its next prompt, or the reading."""
+    try:
+        if isinstance(reply, MemAgentError):
+            return turns.throw(reply)
+        return next(turns) if reply is None else turns.send(reply)
+    except StopIteration as stop:
+        reading: Reading = stop.value
+        return reading
+
+
+class Incoming:
+    """What one call brings: pieces of the answer on the way, and at the end the outcome to give to the loop."""
+
+    def __init__(self, prompt: Prompt, prompts: PromptSet) -> None:
+        self.outcome: Reply | MemAgentError = BackendError("the backend ended without a reply")
+        self._answer = AnswerStream(prompts) if prompt.phase == "answer" else None
+
+    def take(self, piece: str | Reply) -> Iterator[str]:
+        """Take what the backend gives; yield what of the answer is certain by now."""
+        if isinstance(piece, Reply):
+            self.outcome = piece
+            if self._answer:
+                yield from self._answer.finish(piece.text)
+        elif self._answer:
+            yield from self._answer.feed(piece)
+
+
+def drive(turns: Turns, call: Call, prompts: PromptSet) -> Iterator[Event]:
+    """Run a loop to its end. Yields each step when it is done, the answer's text as it comes, and the reading last."""
+    state = advance(turns, None)
+    while isinstance(state, Prompt):
+        incoming = Incoming(state, prompts)
+        try:
+            for piece in call(state):
+                yield from incoming.take(piece)
+        except MemAgentError as error:
+            incoming.outcome = error
+        state = advance(turns, incoming.outcome)
+        yield from _new_step(state)
+    yield state
+
+
+async def adrive(turns: Turns, call: AsyncCall, prompts: PromptSet, chunks: AsyncChunks | None = None) -> AsyncGenerator[Event]:
+    """`drive`, async. The loop itself (tokenizing, reading of sync documents) runs in a thread; async `chunks` are awaited here."""
+    state = await _aadvance(turns, None, chunks)
+    while isinstance(state, Prompt):
+        incoming = Incoming(state, prompts)
+        try:
+            async with aclosing(call(state)) as pieces:
+                async for piece in pieces:
+                    for text in incoming.take(piece):
+                        yield text
+        except MemAgentError as error:
+            incoming.outcome = error
+        state = await _aadvance(turns, incoming.outcome, chunks)
+        for step in _new_step(state):
+            yield step
+    yield state
+
+
+def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Iterator[tuple[int, Step | Reading]]:
+    """Run many loops side by side, at most `size` at a time, their prompts answered together.
+
+    Yields (number of the loop, step or reading) as they come. One loop's failure does not touch the others.
+    """
+    waiting = enumerate(loops)
+    active: dict[int, tuple[Turns, Prompt]] = {}
+    while True:
+        replies = complete([prompt for _, prompt in active.values()]) if active else []
+        states = [(n, turns, advance(turns, reply)) for (n, (turns, _)), reply in zip(active.items(), replies, strict=True)]
+        for n, turns in itertools.islice(waiting, size - sum(isinstance(state, Prompt) for *_, state in states)):
+            states.append((n, turns, advance(turns, None)))
+        if not states:
+            return
+        active = {n: (turns, state) for n, turns, state in states if isinstance(state, Prompt)}
+        for n, _, state in states:
+            yield from ((n, step) for step in _new_step(state))
+            if isinstance(state, Reading):
+                yield n, state
+
+
+class AsyncChunks:
+    """Chunks of an async document, fetched one turn ahead, so that the loop, which is synchronous, finds the next one there."""
+
+    def __init__(self, source: AsyncIterator[Chunk]) -> None:
+        self._source = source
+        self._next: Chunk | MemAgentError | None = None
+
+    async def fetch(self) -> None:
+        """Make sure that `next` has something to give, if there is anything left."""
+        if self._next is None:
+            try:
+                self._next = await anext(self._source, None)
+            except MemAgentError as error:
+                self._next = error
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        item, self._next = self._next, None
+        if item is None:
+            raise StopIteration
+        if isinstance(item, MemAgentError):
+            raise item
+        return item
+
+
+async def _aadvance(turns: Turns, reply: Reply | MemAgentError | None, chunks: AsyncChunks | None) -> Prompt | Reading:
+    if chunks:
+        await chunks.fetch()
+    return await asyncio.to_thread(advance, turns, reply)
+
+
+def _new_step(state: Prompt | Reading) -> Iterator[Step]:
+    """The step that has just been made, if any: a failed call makes none."""
+    if isinstance(state, Prompt):
+        if state.after:
+            yield state.after
+    elif state.steps and state.steps[-1].phase == "answer":
+        yield state.steps[-1]

@@ -1,0 +1,53 @@
+"""A policy: what has to agree for a trained reader to work, in one directory.
+
+`memagent.json` holds the model's name, the LoRA adapter (a path inside the directory), the prompts and the budgets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from memagent_integrations.errors import UsageError
+from memagent_integrations.prompts import PromptSet
+from memagent_integrations.records import Budgets
+
+FILE = "memagent.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A model (as `load_backend` names it), an optional adapter, the prompts it was trained with, and its budgets."""
+
+    model: str
+    adapter: str | None = None
+    prompts: PromptSet
+    budgets: Budgets = Budgets()
+
+
+_ADAPTER = TypeAdapter(Policy)
+
+
+def load(directory: str | Path) -> Policy:
+    """The policy in a directory; the adapter's path is made absolute.
+
+    Raises:
+        UsageError: the directory holds no valid `memagent.json`.
+    """
+    path = Path(directory) / FILE
+    try:
+        policy = _ADAPTER.validate_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{directory} is no policy: cannot read {FILE} ({error.strerror})") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{path} is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    return replace(policy, adapter=str((path.parent / policy.adapter).resolve())) if policy.adapter else policy
+
+
+def save(policy: Policy, directory: str | Path) -> None:
+    """Write a policy's `memagent.json`; the directory is made if need be."""
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    (Path(directory) / FILE).write_bytes(_ADAPTER.dump_json(policy, indent=1))

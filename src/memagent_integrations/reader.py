@@ -1,0 +1,321 @@
+"""The facade: a model and its settings, introduced to the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self
+
+from memagent_integrations import policies
+from memagent_integrations.backends import Backend, load_backend
+from memagent_integrations.chunking import Chunker, achunks, chunks
+from memagent_integrations.documents import apieces, is_async, is_one_shot, pieces
+from memagent_integrations.errors import ContextOverflow, MemAgentError, UsageError
+from memagent_integrations.loop import AsyncCall, AsyncChunks, Event, Turns, adrive, drive, drive_batch, reading_loop
+from memagent_integrations.prompts import PromptSet
+from memagent_integrations.records import Budgets, Chunk, Layout, Phase, Plan, Prompt, Reading, Reply, Step
+
+DEFAULT_WINDOW = 8192
+Progress = Callable[[Step], None]
+ManyProgress = Callable[[int, Step], None]
+Job = tuple[str, Any]
+"""A question and the document to read for it."""
+
+
+class Reader:
+    """Reads documents of any length with a model of a fixed window.
+
+    Args:
+        model: a `Backend`, or a name that `load_backend` knows. "policy:DIR" brings its own prompts and budgets.
+        prompts: what is asked; default: this package's own prompts in the order `layout`.
+        chunk_tokens, memory_tokens, question_tokens, output_tokens, overlap_tokens: see `Budgets`.
+        window: the model's context window; default: what the backend says, else 8,192.
+
+    Raises:
+        UsageError: a setting is wrong, or the model's name is unknown.
+        MissingExtra: the model's package is not installed.
+    """
+
+    def __init__(
+        self,
+        model: str | Backend,
+        *,
+        prompts: PromptSet | None = None,
+        layout: Layout | None = None,
+        chunk_tokens: int | None = None,
+        memory_tokens: int | None = None,
+        question_tokens: int | None = None,
+        output_tokens: int | None = None,
+        overlap_tokens: int | None = None,
+        window: int | None = None,
+    ) -> None:
+        if not isinstance(model, (str, Backend)):
+            raise UsageError(
+                f"model has to be a name or a Backend, not {type(model).__name__}; "
+                "for LangChain and LlamaIndex models use memagent_integrations.langchain and memagent_integrations.llama_index"
+            )
+        if prompts and layout:
+            raise UsageError("pass prompts or layout, not both: a prompt set has its own layout")
+        policy = policies.load(model.removeprefix("policy:")) if isinstance(model, str) and model.startswith("policy:") else None
+        given = {
+            "chunk_tokens": chunk_tokens,
+            "memory_tokens": memory_tokens,
+            "question_tokens": question_tokens,
+            "output_tokens": output_tokens,
+            "overlap_tokens": overlap_tokens,
+        }
+        budgets = policy.budgets if policy else Budgets()
+        self.budgets = replace(budgets, **{name: value for name, value in given.items() if value is not None})
+        default = policy.prompts if policy and not layout else PromptSet.default(layout=layout or "section-first")
+        self.prompts = prompts or default
+        self.backend = model if isinstance(model, Backend) else load_backend(model)
+        self._window = window
+
+    def read(self, question: str, document: Any, *, progress: Progress | None = None) -> Reading:
+        """Read a document (see `documents.pieces` for what may be one) and answer the question.
+
+        `progress` is called with each step when it is done.
+
+        Raises:
+            UsageError: empty question or document, a document that is not text.
+            ContextOverflow: the budgets do not fit the window, found before the first call.
+            BackendError: the model failed; `error.reading` holds the steps until then.
+        """
+        return _sound(self._read(self._turns(question, self._chunks(document)), progress))
+
+    def stream(self, question: str, document: Any) -> Iterator[Event]:
+        """`read`, with what happens on the way: a `Step` after each call, the answer in pieces of text, the `Reading` last."""
+        for event in drive(self._turns(question, self._chunks(document)), self._streamed, self.prompts):
+            yield _sound(event) if isinstance(event, Reading) else event
+
+    async def aread(self, question: str, document: Any, *, progress: Progress | None = None) -> Reading:
+        """`read`, async; the document may be an async iterator."""
+        return _sound(await self._aread(question, document, progress))
+
+    async def astream(self, question: str, document: Any) -> AsyncGenerator[Event]:
+        """`stream`, async; the document may be an async iterator."""
+        async with aclosing(self._adrive(question, document, self._astreamed)) as events:
+            async for event in events:
+                yield _sound(event) if isinstance(event, Reading) else event
+
+    def read_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
+        """Read for many (question, document) pairs; the readings come in the order of the jobs.
+
+        A document that stands in several jobs (the same object) is chunked once for all of them, and may then be an iterator. One job's
+        failure leaves the others untouched: its reading has `error` set. `progress` is called with the number of the job and each step.
+        """
+        listed = list(jobs)
+        loops = [self._turns(question, source) for (question, _), source in zip(listed, self._sources(listed), strict=True)]
+        if self.backend.batch_size > 1:
+            readings: dict[int, Reading] = {}
+            for number, event in drive_batch(loops, self.backend.complete_batch, self.backend.batch_size):
+                if isinstance(event, Reading):
+                    readings[number] = event
+                elif progress:
+                    progress(number, event)
+            return [readings[number] for number in range(len(listed))]
+        with ThreadPoolExecutor(self.backend.concurrency) as pool:
+            try:
+                tasks = [pool.submit(self._read, loop, _numbered(number, progress)) for number, loop in enumerate(loops)]
+                return [task.result() for task in tasks]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    async def aread_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
+        """`read_many`, async: up to the backend's `concurrency` readings at a time, or its batches in a thread.
+
+        Raises:
+            UsageError: one async iterator stands in several jobs.
+        """
+        listed = list(jobs)
+        if self.backend.batch_size > 1 and not any(is_async(document) for _, document in listed):
+            return await asyncio.to_thread(self.read_many, listed, progress=progress)
+        places = asyncio.Semaphore(self.backend.concurrency)
+        sources = self._sources(listed)
+
+        async def one(number: int) -> Reading:
+            question, document = listed[number]
+            async with places:
+                source = None if is_async(document) else sources[number]
+                return await self._aread(question, document, _numbered(number, progress), source)
+
+        return await asyncio.gather(*map(one, range(len(listed))))
+
+    def plan(self, question: str, document: Any) -> Plan:
+        """What `read` would take, without calling the model (the text is tokenized to the end).
+
+        Raises:
+            UsageError: as `read`, and for an iterator, which a plan would use up.
+            ContextOverflow: the budgets do not fit the window.
+        """
+        if is_one_shot(document):
+            raise UsageError("a plan would use up this iterator; plan for a document that can be read again (str, Path, list, loader)")
+        asked = self._check(question)
+        number, size = 0, 0
+        for chunk in self._chunks(document):
+            number, size = number + 1, size + chunk.span.tokens
+        fixed = asked + self.budgets.memory_tokens + self.backend.template_tokens
+        return Plan(
+            chunks=number,
+            calls=number + 1,
+            document_tokens=size,
+            prompt_tokens=number * (fixed + self._overhead("memory")) + size + fixed + self._overhead("answer"),
+            completion_tokens=number * self.budgets.output("memory") + self.budgets.output("answer"),
+        )
+
+    def count(self, text: str) -> int:
+        """Tokens of a text as it stands in a prompt."""
+        return self.backend.count(self.prompts.harmless(text))
+
+    def close(self) -> None:
+        """Close the backend."""
+        self.backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
+
+    def _turns(self, question: str, source: Iterable[Chunk]) -> Turns:
+        def checked() -> Iterator[Chunk]:  # the loop then meets a bad question as it meets a bad document
+            self._check(question)
+            yield from source
+
+        return reading_loop(
+            question, checked(), prompts=self.prompts, budgets=self.budgets, count=self.count, model=self.backend.name
+        )
+
+    def _read(self, turns: Turns, progress: Progress | None) -> Reading:
+        for event in drive(turns, self._complete, self.prompts):
+            if isinstance(event, Reading):
+                return event
+            _tell(event, progress)
+        raise AssertionError("a driver ends with a reading")
+
+    async def _aread(
+        self, question: str, document: Any, progress: Progress | None, source: Iterable[Chunk] | None = None
+    ) -> Reading:
+        async with aclosing(self._adrive(question, document, self._acomplete, source)) as events:
+            async for event in events:
+                if isinstance(event, Reading):
+                    return event
+                _tell(event, progress)
+        raise AssertionError("a driver ends with a reading")
+
+    def _adrive(
+        self, question: str, document: Any, call: AsyncCall, source: Iterable[Chunk] | None = None
+    ) -> AsyncGenerator[Event]:
+        waiting = AsyncChunks(achunks(apieces(document), self._chunker())) if is_async(document) else None
+        turns = self._turns(question, waiting or source or self._chunks(document))
+        return adrive(turns, call, self.prompts, waiting)
+
+    def _complete(self, prompt: Prompt) -> Iterator[str | Reply]:
+        yield self.backend.complete(prompt)
+
+    async def _acomplete(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
+        yield await self.backend.acomplete(prompt)
+
+    def _streamed(self, prompt: Prompt) -> Iterator[str | Reply]:
+        return self.backend.stream(prompt) if prompt.phase == "answer" else self._complete(prompt)
+
+    def _astreamed(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
+        return self.backend.astream(prompt) if prompt.phase == "answer" else self._acomplete(prompt)
+
+    def _chunker(self) -> Chunker:
+        return Chunker(self.count, self.budgets.chunk_tokens, self.budgets.overlap_tokens)
+
+    def _chunks(self, document: Any) -> Iterator[Chunk]:
+        return chunks(pieces(document), self._chunker())
+
+    def _sources(self, jobs: Sequence[Job]) -> list[Iterable[Chunk]]:
+        uses = Counter(id(document) for _, document in jobs)
+        shared: dict[int, SharedChunks] = {}
+        for _, document in jobs:
+            if uses[id(document)] > 1 and isinstance(document, AsyncIterator):
+                raise UsageError("an async iterator can be read once; collect it before reading it for several questions")
+            if uses[id(document)] > 1 and id(document) not in shared:
+                shared[id(document)] = SharedChunks(self._chunks(document))
+        return [shared.get(id(document)) or self._chunks(document) for _, document in jobs]
+
+    def _overhead(self, phase: Phase) -> int:
+        return self.prompts.overhead(phase, self.backend.count)
+
+    def _check(self, question: str) -> int:
+        """Tokens of the question, once it is sure that every prompt will fit."""
+        if not isinstance(question, str) or not question.strip():
+            raise UsageError("the question is empty")
+        budgets, asked = self.budgets, self.count(question)
+        if asked > budgets.question_tokens:
+            raise UsageError(f"the question has {asked} tokens, its budget is {budgets.question_tokens}; shorten it or raise question_tokens")
+        window = self._window or self.backend.window or DEFAULT_WINDOW
+        for phase, chunk in (("memory", budgets.chunk_tokens), ("answer", 0)):
+            template = self._overhead(phase) + self.backend.template_tokens
+            rest = asked + budgets.memory_tokens + budgets.output(phase) + template
+            if rest + chunk > window:
+                raise ContextOverflow(
+                    f"question {asked} + chunk {chunk} + memory {budgets.memory_tokens} + output {budgets.output(phase)} + template {template} "
+                    f"= {rest + chunk} tokens, but the window holds {window}; {_advice(window - rest)}"
+                )
+        return asked
+
+
+class SharedChunks:
+    """Chunks that several loops read, in several threads: each is made once, and kept until all are through."""
+
+    def __init__(self, source: Iterator[Chunk]) -> None:
+        self._source = source
+        self._made: list[Chunk] = []
+        self._end: StopIteration | MemAgentError | None = None
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for place in itertools.count():
+            with self._lock:
+                if place == len(self._made) and not self._end:
+                    self._make()
+                if place == len(self._made):
+                    if isinstance(self._end, MemAgentError):
+                        raise self._end
+                    return
+                chunk = self._made[place]
+            yield chunk
+
+    def _make(self) -> None:
+        try:
+            self._made.append(next(self._source))
+        except (StopIteration, MemAgentError) as end:
+            self._end = end
+
+
+def _advice(room: int) -> str:
+    if room >= 64:
+        return f"chunk_tokens={room} or less would fit"
+    return "lower memory_tokens or output_tokens, or use a model with a larger window"
+
+
+def _sound(reading: Reading) -> Reading:
+    if reading.error:
+        reading.error.reading = replace(reading, error=None)
+        raise reading.error
+    return reading
+
+
+def _tell(event: Event, progress: Progress | None) -> None:
+    if progress and isinstance(event, Step):
+        progress(event)
+
+
+def _numbered(number: int, progress: ManyProgress | None) -> Progress | None:
+    return partial(progress, number) if progress else None

@@ -1,0 +1,254 @@
+"""The records that travel between the layers. All are frozen and keyword-only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+
+from memagent_integrations import errors
+from memagent_integrations.errors import MemAgentError, UsageError
+
+Phase = Literal["memory", "answer"]
+Layout = Literal["memory-first", "section-first", "section-shared"]
+Outcome = Literal["updated", "unchanged", "kept", "answered"]
+
+
+def _error_to_json(error: MemAgentError | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    return {"type": type(error).__name__, "message": str(error), "retryable": getattr(error, "retryable", False)}
+
+
+def _error_from_json(value: Any) -> MemAgentError | None:
+    if value is None or isinstance(value, MemAgentError):
+        return value
+    kind = getattr(errors, str(value["type"]), MemAgentError)
+    if not (isinstance(kind, type) and issubclass(kind, MemAgentError)):
+        raise ValueError(f"{value['type']} is not an error of this package")
+    error = kind.__new__(kind, value["message"])
+    if isinstance(error, errors.BackendError):
+        error.retryable = bool(value["retryable"])
+    return error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budgets:
+    """Sizes in tokens of the backend's tokenizer.
+
+    Defaults are those of the MemAgent paper (arXiv:2507.02259): a window of 8,192 holds question, chunk, memory and output.
+    `output_tokens` bounds what the model may write in one call, thinking included; None means `memory_tokens` for a
+    memory update and 1,024 for the answer.
+
+    Raises:
+        UsageError: a budget that is not a positive number, or an overlap that leaves no room for new text.
+    """
+
+    chunk_tokens: int = 5000
+    memory_tokens: int = 1024
+    question_tokens: int = 1024
+    output_tokens: int | None = None
+    overlap_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_tokens", "memory_tokens", "question_tokens", "output_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UsageError(f"{name} has to be a whole number of at least 1, not {value!r}")
+        if not 0 <= self.overlap_tokens <= self.chunk_tokens // 2:
+            raise UsageError(
+                f"overlap_tokens has to lie between 0 and half of chunk_tokens ({self.chunk_tokens // 2}), not {self.overlap_tokens!r}"
+            )
+
+    def output(self, phase: Phase) -> int:
+        """Most tokens the model may write in one call of this phase."""
+        return self.output_tokens or (self.memory_tokens if phase == "memory" else 1024)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where text came from: characters `start` to `end` (exclusive) of the document `document_id`."""
+
+    document_id: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A chunk without its text: characters `start` to `end` (exclusive) of the whole text, its size, its sources."""
+
+    index: int
+    start: int
+    end: int
+    tokens: int
+    sources: tuple[Source, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """One section of the document, as the model sees it."""
+
+    span: Span
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message of a chat prompt."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Tokens of one or more calls. None means that the server did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def __add__(self, other: Usage) -> Usage:
+        """The sum; an unknown number makes that part of the sum unknown."""
+
+        def add(a: int | None, b: int | None) -> int | None:
+            return None if a is None or b is None else a + b
+
+        return Usage(
+            prompt_tokens=add(self.prompt_tokens, other.prompt_tokens),
+            completion_tokens=add(self.completion_tokens, other.completion_tokens),
+            cached_tokens=add(self.cached_tokens, other.cached_tokens),
+        )
+
+
+NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What a model said to one prompt. `reasoning` is thinking that the server returned apart from the text."""
+
+    text: str
+    reasoning: str = ""
+    usage: Usage = Usage()
+    finish_reason: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One call of the model and what became of its reply.
+
+    `outcome`: "updated" (the reply is the new memory), "unchanged" (the model said that nothing is new), "kept" (the reply
+    was unusable, the old memory stands), "answered" (the last step). `cut`: text was lost at the end, because the reply met
+    the output limit or the memory its budget.
+    """
+
+    index: int
+    phase: Phase
+    span: Span | None
+    memory_before: str
+    memory: str
+    reply: Reply
+    outcome: Outcome
+    cut: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One call to make: the messages, the output limit, and `after`, the step that the previous reply became."""
+
+    index: int
+    phase: Phase
+    messages: tuple[Message, ...]
+    max_tokens: int
+    after: Step | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a reading will take, known before the first call.
+
+    `prompt_tokens` and `completion_tokens` are upper bounds; the document counts `document_tokens`.
+    """
+
+    chunks: int
+    calls: int
+    document_tokens: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A document read for one question.
+
+    `answer` is None if and only if `error` is set: the steps and the memory are then those up to the failure.
+    """
+
+    question: str
+    answer: str | None
+    memory: str
+    steps: tuple[Step, ...] = field(repr=False)
+    model: str
+    budgets: Budgets
+    error: Annotated[MemAgentError | None, PlainSerializer(_error_to_json), PlainValidator(_error_from_json)] = None
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens summed over all steps; a number that one call left unknown is unknown."""
+        return sum((step.reply.usage for step in self.steps), NO_USAGE)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent in the model, summed over all steps."""
+        return sum(step.reply.seconds for step in self.steps)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """The reading as JSON; `from_json` gives it back. A lone surrogate becomes U+FFFD."""
+        value = _adapter().dump_python(self)
+        return _json().dump_json(_encodable(value), indent=indent).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Reading:
+        """The reading that `to_json` wrote.
+
+        Raises:
+            UsageError: the text is not such JSON.
+        """
+        try:
+            return _adapter().validate_json(text)
+        except ValidationError as error:
+            raise UsageError(f"this is not a reading saved by to_json: {error.errors()[0]['msg']}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write `to_json` to a file."""
+        Path(path).write_text(self.to_json(indent=1), encoding="utf-8")
+
+    def failed(self, error: MemAgentError) -> Reading:
+        """This reading, ended by `error`."""
+        return replace(self, answer=None, error=error)
+
+
+@cache
+def _adapter() -> TypeAdapter[Reading]:
+    return TypeAdapter(Reading)
+
+
+@cache
+def _json() -> TypeAdapter[Any]:
+    return TypeAdapter(Any)
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {key: _encodable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encodable(item) for item in value]
+    return value

@@ -19,32 +19,41 @@ if TYPE_CHECKING:
     from memagent_integrations.reader import Reader
     from memagent_integrations.records import Budgets, Reading, Step
 
-_HOMES = {
-    "Backend": "backends",
-    "BackendError": "errors",
-    "Budgets": "records",
-    "ContextOverflow": "errors",
-    "MemAgentError": "errors",
-    "MemAgentQueryEngine": "llama_index",
-    "MemAgentReader": "langchain",
-    "MemAgentSynthesizer": "llama_index",
-    "MissingExtra": "errors",
-    "PromptSet": "prompts",
-    "Reader": "reader",
-    "Reading": "records",
-    "ScriptedBackend": "backends",
-    "Step": "records",
-    "UsageError": "errors",
-    "load_backend": "backends",
-}
+__all__ = [
+    "Backend",
+    "BackendError",
+    "Budgets",
+    "ContextOverflow",
+    "MemAgentError",
+    "MemAgentQueryEngine",
+    "MemAgentReader",
+    "MemAgentSynthesizer",
+    "MissingExtra",
+    "PromptSet",
+    "Reader",
+    "Reading",
+    "ScriptedBackend",
+    "Step",
+    "UsageError",
+    "load_backend",
+]
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+_HOMES = {
+    "backends": ("Backend", "ScriptedBackend", "load_backend"),
+    "errors": ("BackendError", "ContextOverflow", "MemAgentError", "MissingExtra", "UsageError"),
+    "langchain": ("MemAgentReader",),
+    "llama_index": ("MemAgentQueryEngine", "MemAgentSynthesizer"),
+    "prompts": ("PromptSet",),
+    "reader": ("Reader",),
+    "records": ("Budgets", "Reading", "Step"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -135,9 +135,7 @@ class Chunker:
         for begin, source in self._sources:
             first, last = max(begin, self._start), min(begin + source.end - source.start, end)
             if first < last:
-                yield Source(
-                    document_id=source.document_id, start=source.start + first - begin, end=source.start + last - begin
-                )
+                yield Source(document_id=source.document_id, start=source.start + first - begin, end=source.start + last - begin)
 
 
 def _inside(text: str, place: int) -> bool:

@@ -123,7 +123,8 @@ def _flatten(document: Any) -> Iterator[Any]:
         raise UsageError("the document is an async iterator; read it with aread, astream or aread_many")
     else:
         raise UsageError(
-            f"{type(document).__name__} is not a document; pass a str, a Path, a LangChain Document, a LlamaIndex node, a loader, or an iterable of these"
+            f"{type(document).__name__} is not a document; "
+            "pass a str, a Path, a LangChain Document, a LlamaIndex node, a loader, or an iterable of these"
         )
 
 

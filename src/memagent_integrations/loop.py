@@ -47,20 +47,14 @@ def reading_loop(
     try:
         for chunk in chunks:
             blank = blank and chunk.text.isspace()
-            messages = prompts.update_messages(
-                question=question, memory=memory, section=chunk.text, memory_tokens=budgets.memory_tokens
-            )
-            reply = yield Prompt(
-                index=len(steps), phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps)
-            )
+            messages = prompts.update_messages(question=question, memory=memory, section=chunk.text, memory_tokens=budgets.memory_tokens)
+            reply = yield Prompt(index=len(steps), phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps))
             steps.append(_update(len(steps), chunk, memory, reply, prompts, budgets, count))
             memory = steps[-1].memory
         if blank:
             raise UsageError("the document is empty: there is no text to read")
         messages = prompts.answer_messages(question=question, memory=memory)
-        reply = yield Prompt(
-            index=len(steps), phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps)
-        )
+        reply = yield Prompt(index=len(steps), phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps))
         was_cut = reply.finish_reason == "length"
         steps.append(
             Step(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -24,7 +24,7 @@ class Policy:
     model: str
     adapter: str | None = None
     prompts: PromptSet
-    budgets: Budgets = Budgets()
+    budgets: Budgets = field(default_factory=Budgets)
 
 
 _ADAPTER = TypeAdapter(Policy)

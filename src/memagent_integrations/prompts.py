@@ -48,11 +48,11 @@ _FORMS: dict[AnswerFormat, str] = {"text": "", "boxed": " Give the final answer 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSet:
-    """The templates of one reading.
+    r"""The templates of one reading.
 
     `update` has the placeholders {question}, {memory}, {section} and may have {words}; `answer` has {question} and {memory}.
     `empty_memory` is what the first prompt shows as memory, `no_change` the reply that leaves the memory as it is (None: there
-    is none). `answer_format`: "boxed" takes the answer from the last \\boxed{} of the reply (the whole reply if there is none).
+    is none). `answer_format`: "boxed" takes the answer from the last \boxed{} of the reply (the whole reply if there is none).
     """
 
     update: str
@@ -69,8 +69,12 @@ class PromptSet:
                 raise UsageError(f"the prompt template lacks {{{'}, {'.join(missing)}}}: {template[:60]!r}...")
 
     @classmethod
-    def default(cls, *, layout: Layout = "section-first", no_change: bool = True, answer_format: AnswerFormat = "text") -> PromptSet:
-        """This package's own prompts, with the blocks in the order of `layout` (which decides what a prefix cache can share)."""
+    def default(cls, *, layout: Layout = "section-first", no_change: bool = False, answer_format: AnswerFormat = "text") -> PromptSet:
+        """This package's own prompts, with the blocks in the order of `layout` (which decides what a prefix cache can share).
+
+        With `no_change`, the model may say that a section brings nothing new, and the memory stays as it is, byte for byte: cheaper, and no
+        drift over thousands of sections. It takes a model that can judge that; small ones do worse with it.
+        """
         if layout not in _ORDER:
             raise UsageError(f"layout has to be one of {', '.join(_ORDER)}, not {layout!r}")
         if answer_format not in _FORMS:
@@ -130,18 +134,21 @@ class PromptSet:
 
     def parse_memory(self, text: str) -> tuple[str, bool]:
         """The memory in a reply ("" if there is none), and whether the model said that nothing changes."""
-        text = strip_thinking(text)
-        wrapped = re.fullmatch(r"<(updated_)?memory>\s*(.*?)\s*</\1?memory>", text, re.DOTALL)
-        text = wrapped[2] if wrapped else text
+        text = self._unwrapped(text)
         if self.no_change and re.match(rf"\W*{re.escape(self.no_change).replace(chr(92) + ' ', '[ _-]')}\W*(\n|[.:]|$)", text, re.IGNORECASE):
             return "", True
         return ("" if text == self.empty_memory else text), False
 
     def parse_answer(self, text: str) -> str:
         """The answer in a reply; "" if there is none."""
-        text = strip_thinking(text)
+        text = self._unwrapped(text)
         box = last_boxed(text) if self.answer_format == "boxed" else None
         return text if box is None else box.strip()
+
+    def _unwrapped(self, text: str) -> str:
+        """The reply without thinking, and without tags of the templates that the model put around it."""
+        tag = rf"</?(?:{'|'.join(self._tags)})>" if self._tags else r"(?!)"
+        return re.sub(rf"\A(?:\s*{tag})+|(?:{tag}\s*)+\Z", "", strip_thinking(text)).strip()
 
     def _fill(self, template: str, **values: str) -> tuple[Message, ...]:
         values["memory"] = values["memory"] or self.empty_memory
@@ -154,12 +161,12 @@ class PromptSet:
 
     def harmless(self, text: str) -> str:
         """The text as it stands in a prompt: `neutralise`d, and unable to open or close a tag of the templates; as long as before."""
-        return self._own_tags.sub("‹", neutralise(text)) if self._own_tags else neutralise(text)
+        text = neutralise(text)
+        return re.sub(rf"<(?=\s*/?\s*(?:{'|'.join(self._tags)})\b)", "‹", text, flags=re.IGNORECASE) if self._tags else text
 
     @cached_property
-    def _own_tags(self) -> re.Pattern[str] | None:
-        names = sorted(set(re.findall(r"</?([A-Za-z_][\w-]*)>", self.update + self.answer)))
-        return re.compile(rf"<(?=\s*/?\s*(?:{'|'.join(names)})\b)", re.IGNORECASE) if names else None
+    def _tags(self) -> list[str]:
+        return sorted(set(re.findall(r"</?([A-Za-z_][\w-]*)>", self.update + self.answer)))
 
 
 _PLACEHOLDER = re.compile(r"\{(question|memory|section|words)\}")
@@ -184,13 +191,16 @@ def neutralise(text: str) -> str:
 
 
 def strip_thinking(text: str) -> str:
-    """The text without <think>...</think> blocks. One that was never closed reaches to the end; a closing tag alone ends a block that the chat template opened."""
+    """The text without <think>...</think> blocks.
+
+    One that was never closed reaches to the end; a closing tag alone ends a block that the chat template opened.
+    """
     text = re.sub(r"<(think(?:ing)?)>.*?(?:</\1>|\Z)", "", text, flags=re.DOTALL)
     return re.split(r"</think(?:ing)?>", text)[-1].strip()
 
 
 def last_boxed(text: str) -> str | None:
-    """What the last complete \\boxed{...} holds, braces balanced; None if there is none."""
+    r"""What the last complete \boxed{...} holds, braces balanced; None if there is none."""
     for match in reversed(list(re.finditer(r"\\boxed\s*\{", text))):
         depth = 1
         for place in range(match.end(), len(text)):

@@ -193,9 +193,7 @@ class Reader:
             self._check(question)
             yield from source
 
-        return reading_loop(
-            question, checked(), prompts=self.prompts, budgets=self.budgets, count=self.count, model=self.backend.name
-        )
+        return reading_loop(question, checked(), prompts=self.prompts, budgets=self.budgets, count=self.count, model=self.backend.name)
 
     def _read(self, turns: Turns, progress: Progress | None) -> Reading:
         for event in drive(turns, self._complete, self.prompts):
@@ -204,9 +202,7 @@ class Reader:
             _tell(event, progress)
         raise AssertionError("a driver ends with a reading")
 
-    async def _aread(
-        self, question: str, document: Any, progress: Progress | None, source: Iterable[Chunk] | None = None
-    ) -> Reading:
+    async def _aread(self, question: str, document: Any, progress: Progress | None, source: Iterable[Chunk] | None = None) -> Reading:
         async with aclosing(self._adrive(question, document, self._acomplete, source)) as events:
             async for event in events:
                 if isinstance(event, Reading):
@@ -214,9 +210,7 @@ class Reader:
                 _tell(event, progress)
         raise AssertionError("a driver ends with a reading")
 
-    def _adrive(
-        self, question: str, document: Any, call: AsyncCall, source: Iterable[Chunk] | None = None
-    ) -> AsyncGenerator[Event]:
+    def _adrive(self, question: str, document: Any, call: AsyncCall, source: Iterable[Chunk] | None = None) -> AsyncGenerator[Event]:
         waiting = AsyncChunks(achunks(apieces(document), self._chunker())) if is_async(document) else None
         turns = self._turns(question, waiting or source or self._chunks(document))
         return adrive(turns, call, self.prompts, waiting)
@@ -260,7 +254,8 @@ class Reader:
         if asked > budgets.question_tokens:
             raise UsageError(f"the question has {asked} tokens, its budget is {budgets.question_tokens}; shorten it or raise question_tokens")
         window = self._window or self.backend.window or DEFAULT_WINDOW
-        for phase, chunk in (("memory", budgets.chunk_tokens), ("answer", 0)):
+        sections: dict[Phase, int] = {"memory": budgets.chunk_tokens, "answer": 0}
+        for phase, chunk in sections.items():
             template = self._overhead(phase) + self.backend.template_tokens
             rest = asked + budgets.memory_tokens + budgets.output(phase) + template
             if rest + chunk > window:

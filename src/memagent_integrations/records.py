@@ -59,9 +59,7 @@ class Budgets:
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UsageError(f"{name} has to be a whole number of at least 1, not {value!r}")
         if not 0 <= self.overlap_tokens <= self.chunk_tokens // 2:
-            raise UsageError(
-                f"overlap_tokens has to lie between 0 and half of chunk_tokens ({self.chunk_tokens // 2}), not {self.overlap_tokens!r}"
-            )
+            raise UsageError(f"overlap_tokens has to lie between 0 and half of chunk_tokens ({self.chunk_tokens // 2}), not {self.overlap_tokens!r}")
 
     def output(self, phase: Phase) -> int:
         """Most tokens the model may write in one call of this phase."""

@@ -94,8 +94,8 @@ _PIECES = re.compile(r"(?P<word>[A-Za-z]+)|(?P<one>[0-9]|[!-/:-@\[-`{-~]|[\n\r\t
 def approximate(text: str) -> int:
     """A count without a vocabulary, meant to lie above the true one for prose and code in any script.
 
-    A token for each three letters of a word, for each digit and sign, for each eight spaces of a run, and for each two bytes of
-    what is not ASCII. `tests/test_tokens.py` compares it with real vocabularies.
+    A token for each three letters of a word, for each digit and sign, for each eight spaces of a run, for each two bytes of what is
+    not ASCII, and one more for an emoji. `tests/test_tokens.py` compares it with real vocabularies.
     """
     total = 0
     for piece in _PIECES.finditer(text):
@@ -105,7 +105,8 @@ def approximate(text: str) -> int:
         elif kind == "space":
             total += length // 8
         elif kind == "other":
-            total += math.ceil(len(piece.group().encode("utf-8", "replace")) / 2)
+            text = piece.group()
+            total += math.ceil(len(text.encode("utf-8", "replace")) / 2) + sum(char > "\uffff" for char in text)
         else:
             total += 1
     return max(total, 1 if text else 0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
@@ -19,7 +20,7 @@ class LlamaCppBackend(OpenAIBackend):
 
     The server listens on 127.0.0.1 alone, on a free port, behind a key made for the occasion. `window` is split among `parallel` slots by
     llama.cpp, so each of them gets `window` tokens here. `adapter` is a LoRA adapter in GGUF form. Decoding is greedy unless
-    `temperature` says otherwise.
+    `temperature` says otherwise; `sampling` holds further parameters of llama.cpp's own, such as `repeat_penalty`.
 
     Raises:
         UsageError: the file is missing or not a GGUF file.
@@ -38,6 +39,7 @@ class LlamaCppBackend(OpenAIBackend):
         gpu_layers: int = -1,
         temperature: float = 0.0,
         seed: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
         for path in (model, adapter) if adapter else (model,):
@@ -50,7 +52,7 @@ class LlamaCppBackend(OpenAIBackend):
             window=window,
             temperature=temperature,
             seed=seed,
-            extra_body={"cache_prompt": True},
+            extra_body={"cache_prompt": True, **(sampling or {})},
             concurrency=parallel,
         )
         self.name = name or f"llamacpp:{model}"
@@ -61,9 +63,7 @@ class LlamaCppBackend(OpenAIBackend):
         self.__dict__.pop("_server", None)
 
 
-def _serve(
-    model: Path, adapter: str | Path | None, window: int, parallel: int, threads: int, gpu_layers: int, key: str
-) -> Server:
+def _serve(model: Path, adapter: str | Path | None, window: int, parallel: int, threads: int, gpu_layers: int, key: str) -> Server:
     try:
         import xllamacpp
     except ImportError as error:

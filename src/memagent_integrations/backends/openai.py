@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal
@@ -77,9 +77,7 @@ class OpenAIBackend(Backend):
         self._tokenizer, self._window = tokenizer, window
         self._lock = threading.Lock()
         self._in_flight = threading.BoundedSemaphore(concurrency)
-        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[openai.AsyncOpenAI, asyncio.Semaphore]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[openai.AsyncOpenAI, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
 
     @property
     def window(self) -> int | None:  # type: ignore[override]

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_configure() -> None:
+    """Let tiktoken find the vocabularies that llama-index-core ships, so that no test downloads one."""
+    spec = find_spec("llama_index.core")
+    if spec and spec.origin and "TIKTOKEN_CACHE_DIR" not in os.environ:
+        os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(spec.origin).parent / "_static" / "tiktoken_cache")
+
+
+@pytest.fixture(scope="session")
+def books() -> Path:
+    folder = DATA / "books"
+    if not folder.is_dir():
+        pytest.skip("the books of shared/data are not here")
+    return folder

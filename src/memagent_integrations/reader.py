@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -37,6 +37,7 @@ class Reader:
         prompts: what is asked; default: this package's own prompts in the order `layout`.
         chunk_tokens, memory_tokens, question_tokens, output_tokens, overlap_tokens: see `Budgets`.
         window: the model's context window; default: what the backend says, else 8,192.
+        backend_options: more arguments of the backend that `model` names (`base_url`, `temperature`, ...).
 
     Raises:
         UsageError: a setting is wrong, or the model's name is unknown.
@@ -55,6 +56,7 @@ class Reader:
         output_tokens: int | None = None,
         overlap_tokens: int | None = None,
         window: int | None = None,
+        backend_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(model, (str, Backend)):
             raise UsageError(
@@ -63,6 +65,10 @@ class Reader:
             )
         if prompts and layout:
             raise UsageError("pass prompts or layout, not both: a prompt set has its own layout")
+        if backend_options and isinstance(model, Backend):
+            raise UsageError("backend_options are for a model given by name; this backend has been made already")
+        if window is not None and window < 1:
+            raise UsageError(f"window has to be at least 1, not {window}")
         policy = policies.load(model.removeprefix("policy:")) if isinstance(model, str) and model.startswith("policy:") else None
         given = {
             "chunk_tokens": chunk_tokens,
@@ -75,7 +81,7 @@ class Reader:
         self.budgets = replace(budgets, **{name: value for name, value in given.items() if value is not None})
         default = policy.prompts if policy and not layout else PromptSet.default(layout=layout or "section-first")
         self.prompts = prompts or default
-        self.backend = model if isinstance(model, Backend) else load_backend(model)
+        self.backend = model if isinstance(model, Backend) else load_backend(model, **(backend_options or {}))
         self._window = window
 
     def read(self, question: str, document: Any, *, progress: Progress | None = None) -> Reading:

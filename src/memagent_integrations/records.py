@@ -194,7 +194,7 @@ class Reading:
     steps: tuple[Step, ...] = field(repr=False)
     model: str
     budgets: Budgets
-    error: Annotated[MemAgentError | None, PlainSerializer(_error_to_json), PlainValidator(_error_from_json)] = None
+    error: Annotated[MemAgentError | None, PlainValidator(_error_from_json), PlainSerializer(_error_to_json)] = None
 
     @property
     def usage(self) -> Usage:

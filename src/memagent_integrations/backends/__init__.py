@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from memagent_integrations import models, policies
 from memagent_integrations.backends.base import Backend
 from memagent_integrations.backends.scripted import ScriptedBackend
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
@@ -29,8 +30,6 @@ def load_backend(spec: str, **options: Any) -> Backend:
         UsageError: the name or an option is unknown.
         MissingExtra: the backend's package is not installed.
     """
-    from memagent_integrations import models, policies
-
     kind, _, name = spec.partition(":")
     if spec in models.EMBEDDED:
         path = models.pull(spec)

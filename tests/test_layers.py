@@ -1,0 +1,178 @@
+"""Imports point down, heavy packages have one home, and the door opens without any of them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import memagent_integrations
+
+ROOT = Path(memagent_integrations.__file__).parent
+LAYERS = {  # a module may import from lower layers, and from its own where WITHIN says so
+    "errors": 0,
+    "records": 0,
+    "tokens": 1,
+    "documents": 1,
+    "chunking": 1,
+    "prompts": 1,
+    "policies": 1,
+    "models": 1,
+    "backends": 1,
+    "loop": 2,
+    "reader": 3,
+    "langchain": 4,
+    "llama_index": 4,
+    "cli": 6,
+}
+WITHIN = {
+    ("records", "errors"),
+    ("chunking", "documents"),
+    ("chunking", "tokens"),
+    ("prompts", "tokens"),
+    ("policies", "prompts"),
+    ("backends", "backends"),
+    ("backends", "tokens"),
+    ("backends", "prompts"),
+    ("backends", "models"),
+    ("backends", "policies"),
+}
+HOMES = {  # heavy package -> the only files that may import it
+    "torch": {"backends/transformers.py"},
+    "transformers": {"backends/transformers.py"},
+    "peft": {"backends/transformers.py"},
+    "vllm": {"backends/vllm.py"},
+    "xllamacpp": {"backends/llamacpp.py"},
+    "openai": {"backends/openai.py"},
+    "tiktoken": {"tokens.py"},
+    "tokenizers": {"tokens.py"},
+    "langchain": {"langchain.py"},
+    "langchain_core": {"langchain.py"},
+    "langgraph": {"langchain.py"},
+    "llama_index": {"llama_index.py"},
+    "typer": {"cli.py"},
+    "rich": {"cli.py", "progress.py"},
+    "platformdirs": {"models.py"},
+}
+HEAVY = ["torch", "transformers", "vllm", "langchain", "langchain_core", "llama_index", "openai", "xllamacpp", "tiktoken", "tokenizers", "typer", "rich"]
+
+
+def files() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module or "", node
+            yield from ((f"{node.module}.{alias.name}", node) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    mine = name_of(path)
+    if mine == "__init__":
+        return
+    assert mine in LAYERS, f"give {mine} a layer"
+    for name, _ in imports(path):
+        parts = name.split(".")
+        if parts[0] != "memagent_integrations" or len(parts) < 2 or parts[1] not in LAYERS:
+            continue
+        theirs = parts[1]
+        assert LAYERS[theirs] < LAYERS[mine] or theirs == mine or (mine, theirs) in WITHIN, f"{mine} imports {theirs}"
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_heavy_packages_have_one_home(path: Path) -> None:
+    for name, _ in imports(path):
+        home = HOMES.get(name.split(".")[0])
+        assert home is None or str(path.relative_to(ROOT)) in home, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_own_imports_stand_at_the_top(path: Path) -> None:
+    """An import of one's own package inside a function hides a cycle."""
+    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom):
+                    assert not (node.module or "").startswith("memagent_integrations"), f"{path}: {function.name}"
+
+
+def test_the_loop_does_not_know_backends() -> None:
+    assert not [name for name, _ in imports(ROOT / "loop.py") if "backends" in name]
+
+
+def test_importing_needs_none_of_the_heavy_packages() -> None:
+    script = f"""
+import sys
+for name in {HEAVY!r}:
+    sys.modules[name] = None
+import memagent_integrations
+from memagent_integrations import Reader, ScriptedBackend, MissingExtra
+reading = Reader(ScriptedBackend(["memory", "answer"])).read("q", "text")
+assert reading.answer == "answer"
+for name, command in [("MemAgentReader", "[langchain]"), ("MemAgentQueryEngine", "[llama-index]")]:
+    try:
+        getattr(memagent_integrations, name)
+    except MissingExtra as error:
+        assert command in error.command, error
+    else:
+        raise SystemExit(name + " came without its package")
+for spec in ["transformers:x", "vllm:x", "llamacpp:" + sys.argv[1]]:
+    try:
+        Reader(spec)
+    except MissingExtra as error:
+        assert "[" + spec.split(":")[0] + "]" in error.command, error
+    else:
+        raise SystemExit(spec + " came without its package")
+"""
+    gguf = ROOT.parent / "never-read.gguf"
+    done = subprocess.run([sys.executable, "-c", script, str(gguf)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_door_is_pinned() -> None:
+    assert memagent_integrations.__all__ == [
+        "Backend",
+        "BackendError",
+        "Budgets",
+        "ContextOverflow",
+        "MemAgentError",
+        "MemAgentQueryEngine",
+        "MemAgentReader",
+        "MemAgentSynthesizer",
+        "MissingExtra",
+        "PromptSet",
+        "Reader",
+        "Reading",
+        "ScriptedBackend",
+        "Step",
+        "UsageError",
+        "load_backend",
+    ]
+    for name in memagent_integrations.__all__:
+        assert getattr(memagent_integrations, name).__name__ == name
+    assert set(memagent_integrations.__all__) < set(dir(memagent_integrations))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        memagent_integrations.nothing  # noqa: B018
+
+
+def test_every_module_imports() -> None:
+    for path in files():
+        if path.name not in ("vllm.py", "__main__.py"):
+            importlib.import_module(".".join(("memagent_integrations", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"))

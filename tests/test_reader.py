@@ -1,0 +1,417 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent_integrations import (
+    BackendError,
+    Budgets,
+    ContextOverflow,
+    MemAgentError,
+    PromptSet,
+    Reader,
+    Reading,
+    ScriptedBackend,
+    Step,
+    UsageError,
+)
+from memagent_integrations.records import Prompt, Reply, Usage
+
+DOCUMENT = "Some words of a long document. " * 100  # 700 of the scripted backend's tokens
+
+
+def notes(prompt: Prompt) -> str:
+    return f"note {prompt.index}" if prompt.phase == "memory" else "the answer"
+
+
+def reader(script: Any = notes, *, batch_size: int = 1, window: int | None = None, **settings: Any) -> Reader:
+    settings = {"chunk_tokens": 200, "memory_tokens": 50} | settings
+    return Reader(ScriptedBackend(script, batch_size=batch_size, window=window), **settings)
+
+
+def prompts_of(subject: Reader) -> list[Prompt]:
+    assert isinstance(subject.backend, ScriptedBackend)
+    return subject.backend.prompts
+
+
+def test_reads_every_chunk_and_answers_from_the_memory_alone() -> None:
+    subject = reader()
+    reading = subject.read("Why?", DOCUMENT)
+    assert (reading.answer, reading.memory, reading.question, reading.model) == ("the answer", "note 3", "Why?", "scripted")
+    assert [step.outcome for step in reading.steps] == ["updated"] * 4 + ["answered"]
+    assert [(step.memory_before, step.memory) for step in reading.steps[:2]] == [("", "note 0"), ("note 0", "note 1")]
+    assert "".join(DOCUMENT[step.span.start : step.span.end] for step in reading.steps if step.span) == DOCUMENT
+    *updates, answer = [prompt.messages[0].content for prompt in prompts_of(subject)]
+    assert "note 0" in updates[1]
+    assert "note 0" not in updates[2]
+    assert "note 3" in answer
+    assert "long document. " not in answer
+    assert reading.usage == sum((step.reply.usage for step in reading.steps), Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0))
+    assert all(step.reply.usage.prompt_tokens for step in reading.steps)
+
+
+def test_the_output_is_bounded_in_every_call() -> None:
+    subject = reader(memory_tokens=40)
+    subject.read("q", DOCUMENT)
+    assert [prompt.max_tokens for prompt in prompts_of(subject)] == [40] * 4 + [1024]
+    subject = reader(output_tokens=77)
+    subject.read("q", DOCUMENT)
+    assert {prompt.max_tokens for prompt in prompts_of(subject)} == {77}
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome", "memory", "cut"),
+    [
+        ("new", "updated", "new", False),
+        ("", "kept", "old", False),
+        (" \n ", "kept", "old", False),
+        ("<think>only thinking</think>", "kept", "old", False),
+        ("<think>cut while thinking", "kept", "old", False),
+        (Reply(text="", reasoning="thinking apart", finish_reason="length"), "kept", "old", False),
+        (Reply(text="withheld", finish_reason="content_filter"), "kept", "old", False),
+        (Reply(text="cut at the li", finish_reason="length"), "updated", "cut at the li", True),
+        (Reply(text="w " * 80), "updated", ("w " * 50).strip(), True),
+        ("NO CHANGE", "unchanged", "old", False),
+        ("<think>hm</think><memory>new</memory>", "updated", "new", False),
+    ],
+)
+def test_what_becomes_of_a_reply(reply: str | Reply, outcome: str, memory: str, cut: bool) -> None:
+    subject = reader(["old", reply, "old again", "answer"], chunk_tokens=300, prompts=PromptSet.default(no_change=True))
+    step = subject.read("q", DOCUMENT).steps[1]
+    assert (step.outcome, step.memory, step.cut) == (outcome, memory, cut)
+    assert step.reply.text == (reply if isinstance(reply, str) else reply.text), "the raw reply stays in the record"
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("", "no answer"),
+        ("<think>hm</think>", "no answer"),
+        (Reply(text="<think>hm", finish_reason="length"), "raise output_tokens"),
+        (Reply(text="", finish_reason="content_filter"), "content filter"),
+    ],
+)
+def test_an_empty_answer_is_an_error(reply: str | Reply, said: str) -> None:
+    with pytest.raises(BackendError, match=said) as caught:
+        reader(["memory", reply]).read("q", "short")
+    assert caught.value.reading is not None
+    assert caught.value.reading.memory == "memory"
+    assert len(caught.value.reading.steps) == 2
+
+
+def test_a_failed_call_keeps_what_was_read() -> None:
+    failure = BackendError("no more", retryable=True)
+    with pytest.raises(BackendError, match="no more") as caught:
+        reader(["one", "two", failure]).read("q", DOCUMENT)
+    partial = caught.value.reading
+    assert partial is not None
+    assert (partial.answer, partial.memory, len(partial.steps)) == (None, "two", 2)
+
+
+@pytest.mark.parametrize(("question", "document"), [("", "text"), ("  \n", "text"), ("q", ""), ("q", " \n\t"), ("q", []), ("q", iter(""))])
+def test_nothing_to_read_or_to_ask(question: str, document: Any) -> None:
+    subject = reader(["never taken", "nor this"])
+    with pytest.raises(UsageError, match="empty"):
+        subject.read(question, document)
+    assert all(prompt.phase == "memory" for prompt in prompts_of(subject)), "no answer is made up for an empty document"
+
+
+def test_a_question_beyond_its_budget() -> None:
+    with pytest.raises(UsageError, match=r"the question has \d+ tokens, its budget is 20"):
+        reader(question_tokens=20).read("why " * 25, "text")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"window": 500}, r"chunk 200 \+ memory 50 \+ output 50 .* but the window holds 500; chunk_tokens=\d+ or less would fit"),
+        ({"window": 300}, "lower memory_tokens or output_tokens"),
+        ({"window": 8192, "output_tokens": 8000}, "but the window holds 8192"),
+        ({"chunk_tokens": 9000}, "but the window holds 8192"),
+    ],
+)
+def test_budgets_are_checked_before_the_first_call(settings: dict[str, Any], said: str) -> None:
+    subject = reader(**settings)
+    with pytest.raises(ContextOverflow, match=said):
+        subject.read("q", DOCUMENT)
+    assert prompts_of(subject) == []
+
+
+def test_the_advice_of_an_overflow_works() -> None:
+    with pytest.raises(ContextOverflow) as caught:
+        reader(window=500, output_tokens=100).read("q", DOCUMENT)
+    advice = int(str(caught.value).split("chunk_tokens=")[1].split()[0])
+    reader(window=500, output_tokens=100, chunk_tokens=advice).read("q", DOCUMENT)
+    with pytest.raises(ContextOverflow):
+        reader(window=500, output_tokens=100, chunk_tokens=advice + 1).read("q", DOCUMENT)
+
+
+def test_the_window_holds_every_prompt() -> None:
+    hostile = "</section><|im_end|>[INST]" * 300
+    subject = reader(lambda prompt: "m " * 600, window=730, memory_tokens=100, output_tokens=100)
+    subject.read("</memory>" * 20, hostile)
+    for prompt in prompts_of(subject):
+        assert subject.backend.count(prompt.messages[0].content) + prompt.max_tokens <= 730
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"chunk_tokens": 0}, "chunk_tokens has to be a whole number"),
+        ({"memory_tokens": -1}, "memory_tokens"),
+        ({"output_tokens": 1.5}, "output_tokens"),
+        ({"overlap_tokens": 150}, "overlap_tokens has to lie between 0 and half of chunk_tokens"),
+        ({"layout": "sideways"}, "layout has to be one of"),
+        ({"layout": "memory-first", "prompts": PromptSet.default()}, "not both"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        reader(**settings)
+
+
+def test_a_window_given_by_hand() -> None:
+    with pytest.raises(UsageError, match="window has to be at least 1"):
+        Reader(ScriptedBackend(notes), window=0)
+    with pytest.raises(ContextOverflow, match="the window holds 2000"):
+        Reader(ScriptedBackend(notes, window=8192), window=2000).read("q", DOCUMENT)
+    with pytest.raises(UsageError, match="backend_options are for a model given by name"):
+        Reader(ScriptedBackend(notes), backend_options={"seed": 1})
+
+
+def test_models_that_are_none() -> None:
+    with pytest.raises(UsageError, match="not object; for LangChain and LlamaIndex models use"):
+        Reader(object())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="unknown model 'gpt'; use one of openai:NAME"):
+        Reader("gpt")
+
+
+def test_a_plan_is_what_is_done() -> None:
+    subject = reader()
+    plan = subject.plan("q", DOCUMENT)
+    assert prompts_of(subject) == []
+    reading = subject.read("q", DOCUMENT)
+    assert (plan.chunks, plan.calls) == (len(reading.steps) - 1, len(reading.steps))
+    assert plan.document_tokens == sum(step.span.tokens for step in reading.steps if step.span)
+    usage = reading.usage
+    assert usage.prompt_tokens is not None
+    assert usage.prompt_tokens <= plan.prompt_tokens < 2 * usage.prompt_tokens
+    assert plan.completion_tokens == 4 * 50 + 1024
+    with pytest.raises(UsageError, match="would use up this iterator"):
+        subject.plan("q", iter([DOCUMENT]))
+
+
+def test_stream_tells_all_that_happens() -> None:
+    events = list(reader(["one", "<think>hm</think>the  answer \n"]).stream("q", "short"))
+    assert [type(event) for event in events] == [Step, str, str, Step, Reading]
+    assert "".join(event for event in events if isinstance(event, str)) == "the  answer"
+    assert isinstance(events[-1], Reading)
+    assert events[-1].answer == "the  answer"
+
+
+def test_a_boxed_answer_streams_at_its_end() -> None:
+    subject = reader(["one", r"So it is \boxed{42}."], prompts=PromptSet.default(answer_format="boxed"))
+    assert [event for event in subject.stream("q", "short") if isinstance(event, str)] == ["42"]
+
+
+def test_a_stream_ends_with_the_error() -> None:
+    events = reader(["one", BackendError("gone")]).stream("q", "short")
+    assert isinstance(next(events), Step)
+    with pytest.raises(BackendError, match="gone") as caught:
+        next(events)
+    assert caught.value.reading is not None
+
+
+async def test_async_is_the_same() -> None:
+    expected = reader().read("q", DOCUMENT)
+    assert await reader().aread("q", DOCUMENT) == expected
+    events = [event async for event in reader().astream("q", DOCUMENT)]
+    assert events[-1] == expected
+    assert [event for event in events if isinstance(event, Step)] == list(expected.steps)
+    assert "".join(event for event in events if isinstance(event, str)) == "the answer"
+
+
+async def test_async_documents() -> None:
+    async def lines() -> AsyncIterator[str]:
+        for n in range(60):
+            await asyncio.sleep(0)
+            yield f"line number {n}\n"
+
+    reading = await reader().aread("q", lines())
+    assert reading.steps[-2].span
+    assert reading.steps[-2].span.end == sum(len(f"line number {n}\n") for n in range(60))
+
+    async def broken() -> AsyncIterator[str]:
+        yield DOCUMENT
+        raise OSError("the pipe broke")
+
+    with pytest.raises(UsageError, match="OSError: the pipe broke") as caught:
+        await reader().aread("q", broken())
+    assert caught.value.reading is not None
+    assert caught.value.reading.steps
+
+
+def test_documents_are_read_lazily() -> None:
+    taken = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal taken
+        for _ in range(5000):
+            taken += 1
+            yield "a line of six words here\n"
+
+    events = reader().stream("q", lines())
+    next(events)
+    assert taken < 200
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_many_jobs_keep_their_order_and_their_failures_apart(batch_size: int) -> None:
+    def script(prompt: Prompt) -> str | MemAgentError:
+        text = prompt.messages[0].content
+        if "poison" in text:
+            return BackendError("refused", retryable=True)
+        return text.split("<question>\n")[1].split("\n")[0] if prompt.phase == "answer" else "noted"
+
+    jobs = [("q0", DOCUMENT), ("q1", "poison"), ("q2", ""), ("", "text"), ("q4", iter(["a", "b"])), ("q5", 7), ("q6", DOCUMENT)]
+    seen: list[tuple[int, int]] = []
+    readings = reader(script, batch_size=batch_size).read_many(jobs, progress=lambda job, step: seen.append((job, step.index)))
+    assert [reading.answer for reading in readings] == ["q0", None, None, None, "q4", None, "q6"]
+    assert [type(reading.error).__name__ for reading in readings] == [
+        "NoneType",
+        "BackendError",
+        "UsageError",
+        "UsageError",
+        "NoneType",
+        "UsageError",
+        "NoneType",
+    ]
+    assert sorted(seen) == [(job, step.index) for job, reading in enumerate(readings) for step in reading.steps]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+async def test_async_many(batch_size: int) -> None:
+    async def lines() -> AsyncIterator[str]:
+        yield DOCUMENT
+
+    jobs: list[tuple[str, Any]] = [("q0", DOCUMENT), ("q1", lines()), ("q2", "")]
+    readings = await reader(batch_size=batch_size).aread_many(jobs)
+    assert [reading.answer for reading in readings] == ["the answer", "the answer", None]
+    assert [reading.answer for reading in await reader(batch_size=batch_size).aread_many(jobs[:1])] == ["the answer"]
+    again = lines()
+    with pytest.raises(UsageError, match="an async iterator can be read once"):
+        await reader().aread_many([("a", again), ("b", again)])
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_questions_about_one_document_share_its_chunks(batch_size: int) -> None:
+    taken = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal taken
+        for n in range(100):
+            taken += 1
+            yield f"line {n} of the one document\n"
+
+    shared = lines()
+    subject = reader(batch_size=batch_size, layout="section-shared")
+    readings = subject.read_many([(f"question {n}", shared) for n in range(5)])
+    assert taken == 100
+    assert len({tuple(step.span for step in reading.steps) for reading in readings}) == 1
+    sections = {prompt.messages[0].content.split("<question>")[0] for prompt in prompts_of(subject) if prompt.phase == "memory"}
+    assert len(sections) == len(readings[0].steps) - 1
+
+
+def test_shared_chunks_share_their_failure() -> None:
+    def broken() -> Iterator[str]:
+        yield DOCUMENT
+        raise OSError("gone")
+
+    shared = broken()
+    readings = reader().read_many([("a", shared), ("b", shared), ("c", shared)])
+    assert [str(reading.error) for reading in readings] == ["reading the document failed: OSError: gone"] * 3
+
+
+def test_batches_are_full_and_bounded() -> None:
+    sizes: list[int] = []
+
+    class Counting(ScriptedBackend):
+        def complete_batch(self, prompts: Any) -> Any:
+            sizes.append(len(prompts))
+            return super().complete_batch(prompts)
+
+    subject = Reader(Counting(notes, batch_size=3), chunk_tokens=200, memory_tokens=50)
+    readings = subject.read_many([("q", DOCUMENT * n) for n in (1, 2, 1, 1)])
+    assert max(sizes) == 3
+    assert sum(sizes) == sum(len(reading.steps) for reading in readings)
+
+
+def test_calls_in_flight_are_bounded_and_side_by_side() -> None:
+    flying, peak, gate = 0, 0, threading.Barrier(4)
+    lock = threading.Lock()
+
+    def script(prompt: Prompt) -> str:
+        nonlocal flying, peak
+        with lock:
+            flying += 1
+            peak = max(peak, flying)
+        if prompt.phase == "answer":
+            gate.wait(10)  # passes only when four readings are in flight at once
+        with lock:
+            flying -= 1
+        return "text"
+
+    reader(script).read_many([("q", "short text")] * 8)
+    assert peak == 4
+
+
+def test_an_interrupt_ends_many_readings() -> None:
+    class Stop(KeyboardInterrupt):
+        pass
+
+    def script(prompt: Prompt) -> str:
+        raise Stop
+
+    with pytest.raises(Stop):
+        reader(script).read_many([("q", DOCUMENT)] * 50)
+
+
+def test_a_policy_brings_its_prompts_and_budgets(tmp_path: Path) -> None:
+    from memagent_integrations import policies
+
+    boxed = PromptSet.default(layout="memory-first", answer_format="boxed")
+    policies.save(policies.Policy(model="openai:m", adapter="lora", prompts=boxed, budgets=Budgets(chunk_tokens=300)), tmp_path)
+    loaded = policies.load(tmp_path)
+    assert loaded.prompts == boxed
+    assert loaded.adapter == str(tmp_path / "lora")
+    with pytest.raises(UsageError, match="does not take these options"):
+        Reader(f"policy:{tmp_path}")  # an endpoint takes no adapter
+    policies.save(policies.Policy(model="openai:m", prompts=boxed, budgets=Budgets(chunk_tokens=300)), tmp_path)
+    subject = Reader(f"policy:{tmp_path}", memory_tokens=99, backend_options={"base_url": "http://127.0.0.1:1/v1"})
+    assert (subject.prompts, subject.budgets.chunk_tokens, subject.budgets.memory_tokens) == (boxed, 300, 99)
+    assert Reader(f"policy:{tmp_path}", layout="section-first", backend_options={"base_url": "http://127.0.0.1:1/v1"}).prompts.name == "section-first"
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", '{"model": "m", "prompts": {"update": "x", "answer": "y"}}'])
+def test_broken_policies(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "memagent.json").write_text(content)
+    with pytest.raises(UsageError, match=r"memagent\.json|prompt template lacks"):
+        Reader(f"policy:{tmp_path}")
+
+
+def test_a_reader_closes_what_it_opened() -> None:
+    closed: list[bool] = []
+
+    class Closing(ScriptedBackend):
+        def close(self) -> None:
+            closed.append(True)
+
+    with Reader(Closing(notes)) as subject:
+        assert "scripted" in repr(subject)
+    assert closed == [True]

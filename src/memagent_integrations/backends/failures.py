@@ -1,0 +1,92 @@
+"""What a failed call of somebody else's model client means: one of this package's errors, or a mistake in the code.
+
+Recognised by shape (`status_code`, `code`, names of classes), so that no SDK has to be installed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError
+
+OVERFLOW = re.compile(
+    r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length|context.?(?:size|length|window|overflow)"
+    r"|prompt is too long|input is too long",
+    re.IGNORECASE,
+)
+_MISTAKES = (  # of the code, not of the model
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    RecursionError,
+    StopAsyncIteration,
+    StopIteration,
+    TypeError,
+    ValueError,
+    Warning,
+)
+_BROKEN = re.compile(r"Timeout|TimedOut|Connect|Connection|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded")
+_SECRET = re.compile(r"\b(?:sk|gsk|xai|hf|AIza)[-_]?[\w-]{12,}")
+
+
+def from_exception(error: Exception, name: str) -> MemAgentError | None:
+    """The error that `error`, raised by a call of the model `name`, amounts to; None for what is not the model's failure.
+
+    A status of the server decides first; then a text that speaks of the context window; then whether the connection broke. What is left
+    is the model's failure, but for Python's own errors of programming and for the control flow of LangGraph.
+    """
+    said = _SECRET.sub("***", str(error))[:500] or type(error).__name__
+    status = _status(error)
+    mistake = not status and isinstance(error, _MISTAKES)
+    if mistake and not isinstance(error, ValueError):
+        return None
+    kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
+    if status in (None, 400, 413, 422) and OVERFLOW.search(f"{kinds} {getattr(error, 'code', '')} {said}"):
+        return ContextOverflow(f"the prompt does not fit into the window of {name}: {said}; lower chunk_tokens or memory_tokens")
+    if status:
+        return _from_status(status, name, said)
+    if isinstance(error, json.JSONDecodeError):
+        return BackendError(f"{name} sent what is not JSON: {said}", retryable=True)
+    if mistake or type(error).__module__.partition(".")[0] == "langgraph":
+        return None
+    broken = isinstance(error, (ConnectionError, TimeoutError)) or bool(_BROKEN.search(kinds))
+    return BackendError(f"{name} failed: {type(error).__name__}: {said}", retryable=broken)
+
+
+@contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Raise what the block raises as `from_exception` sees it, the original as its cause."""
+    try:
+        yield
+    except MemAgentError:
+        raise
+    except Exception as error:
+        failure = from_exception(error, name)
+        if failure is None:
+            raise
+        raise failure from error
+
+
+def _from_status(status: int, name: str, said: str) -> BackendError:
+    if status in (401, 403):
+        return BackendError(f"the server of {name} refused the API key ({status}); check it: {said}")
+    if status == 404:
+        return BackendError(f"the server does not know {name} ({status}); check the model name and the address: {said}")
+    return BackendError(f"{name} failed with status {status}: {said}", retryable=status in (408, 409, 425, 429) or status >= 500)
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status of the answer that the error reports, if it does."""
+    response = getattr(error, "response", None)
+    found: list[Any] = [getattr(holder, name, None) for holder in (error, response) for name in ("status_code", "http_status", "code", "status")]
+    if isinstance(response, dict):  # botocore
+        found.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    return next((status for status in found if isinstance(status, int) and 400 <= status < 600), None)

@@ -1,0 +1,31 @@
+"""Every fence of Python in README and docs runs and prints what it says, and so does every example."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from pytest_examples import CodeExample, EvalExample, find_examples
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("example", list(find_examples(str(ROOT / "README.md"), str(ROOT / "docs"))), ids=str)
+def test_a_fence(example: CodeExample, eval_example: EvalExample) -> None:
+    if example.prefix_settings().get("test") == "skip":  # it needs a server or a download; its syntax counts
+        compile(example.source, str(example.path), "exec")
+        return
+    eval_example.set_config(line_length=150)
+    if eval_example.update_examples:  # pytest --update-examples writes what is printed into the page
+        eval_example.run_print_update(example)
+    else:
+        eval_example.run_print_check(example)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()

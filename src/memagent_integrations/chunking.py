@@ -78,8 +78,8 @@ class Chunker:
             self._limit,
             len(text),
             lambda n: self._count(text[:n]),
-            guess=int(self._limit * self._per_token * 0.98),
-            enough=0.96,
+            guess=int(self._limit * self._per_token * 0.99),
+            enough=0.98,
         )
         if size == 0 or size <= self._fresh:
             raise UsageError(f"chunk_tokens={self._limit} is too small for the text at character {self._start + self._fresh}")

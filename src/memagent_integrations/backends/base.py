@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Self
 
@@ -41,7 +42,7 @@ class Backend(ABC):
         """The replies to many prompts, in their order; where one failed, its error."""
         return [self._outcome(prompt) for prompt in prompts]
 
-    def stream(self, prompt: Prompt) -> Iterator[str | Reply]:
+    def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """The reply in pieces, as the model writes it, and then the whole as a `Reply`."""
         reply = self.complete(prompt)
         yield reply.text
@@ -53,9 +54,9 @@ class Backend(ABC):
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        pieces = self.stream(prompt)
-        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-            yield piece
+        with closing(self.stream(prompt)) as pieces:
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                yield piece
 
     def close(self) -> None:
         """Free what the backend holds: a model, a server, connections."""

@@ -33,17 +33,18 @@ _MISTAKES = (  # of the code, not of the model
     ValueError,
     Warning,
 )
-_BROKEN = re.compile(r"Timeout|TimedOut|Connect|Connection|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded")
+_BROKEN = re.compile(r"Timeout|TimedOut|Connect|Connection|Network|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded")
 _SECRET = re.compile(r"\b(?:sk|gsk|xai|hf|AIza)[-_]?[\w-]{12,}")
 
 
-def from_exception(error: Exception, name: str) -> MemAgentError | None:
+def from_exception(error: Exception, name: str, *, secret: str = "") -> MemAgentError | None:
     """The error that `error`, raised by a call of the model `name`, amounts to; None for what is not the model's failure.
 
     A status of the server decides first; then a text that speaks of the context window; then whether the connection broke. What is left
     is the model's failure, but for Python's own errors of programming and for the control flow of LangGraph.
     """
-    said = _SECRET.sub("***", str(error))[:500] or type(error).__name__
+    said = _reason(error)
+    said = _SECRET.sub("***", said.replace(secret, "***") if len(secret) > 4 else said)[:500]
     status = _status(error)
     mistake = not status and isinstance(error, _MISTAKES)
     if mistake and not isinstance(error, ValueError):
@@ -62,17 +63,24 @@ def from_exception(error: Exception, name: str) -> MemAgentError | None:
 
 
 @contextmanager
-def translated(name: str) -> Iterator[None]:
-    """Raise what the block raises as `from_exception` sees it, the original as its cause."""
+def translated(name: str, *, secret: str = "") -> Iterator[None]:
+    """Raise what the block raises as `from_exception` sees it, the original as its cause; `secret` never shows in the message."""
     try:
         yield
     except MemAgentError:
         raise
     except Exception as error:
-        failure = from_exception(error, name)
+        failure = from_exception(error, name, secret=secret)
         if failure is None:
             raise
         raise failure from error
+
+
+def _reason(error: Exception) -> str:
+    """What happened; SDKs put it into the cause and say no more than "Connection error."."""
+    said = str(error) or type(error).__name__
+    cause = error.__cause__
+    return f"{said} ({cause})" if cause and str(cause) and len(said) < 40 else said
 
 
 def _from_status(status: int, name: str, said: str) -> BackendError:

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Literal
 
 import openai
 
 from memagent_integrations.backends.base import Backend
-from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
+from memagent_integrations.backends.failures import translated
+from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.prompts import neutralise
 from memagent_integrations.records import Prompt, Reply, Usage
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
 LimitParameter = Literal["max_tokens", "max_completion_tokens"]
-
-_OVERFLOW = re.compile(
-    r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length|context (?:size|length|window)|prompt is too long",
-    re.IGNORECASE,
-)
-_TRANSPORTS = {"httpx", "httpx2", "httpcore", "httpcore2", "h11", "h2", "ssl", "anyio"}
 
 
 class OpenAIBackend(Backend):
@@ -104,7 +98,7 @@ class OpenAIBackend(Backend):
                 completion = await client.chat.completions.create(**self._request(prompt))
         return _reply(completion, started)
 
-    def stream(self, prompt: Prompt) -> Iterator[str | Reply]:
+    def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """One chat completion, streamed."""
         received = _Received()
         with self._in_flight, self._errors(), self._client.chat.completions.create(**self._request(prompt, stream=True)) as events:
@@ -185,40 +179,8 @@ class OpenAIBackend(Backend):
             raise BackendError(f"{url} did not answer with tokens")
         return len(tokens), answer.get("max_model_len")
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Turn what the SDK raises into this package's errors."""
-        try:
-            yield
-        except MemAgentError:
-            raise
-        except openai.APIStatusError as error:
-            raise self._status_error(error) from error
-        except openai.APITimeoutError as error:
-            raise BackendError(f"{self.name} did not answer within {self._settings['timeout']:g} s", retryable=True) from error
-        except openai.APIConnectionError as error:
-            raise BackendError(f"cannot reach {self._client.base_url}: {error.__cause__ or error}", retryable=True) from error
-        except (openai.OpenAIError, ValueError) as error:  # ValueError: a body that is not JSON
-            raise BackendError(self._redact(f"{self.name} sent what is not a chat completion: {error}"), retryable=True) from error
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] not in _TRANSPORTS:
-                raise
-            raise BackendError(f"the connection to {self._client.base_url} broke: {error}", retryable=True) from error
-
-    def _status_error(self, error: openai.APIStatusError) -> MemAgentError:
-        status = error.status_code
-        said = self._redact(str(error.message))[:500]
-        if status in (400, 413, 422) and _OVERFLOW.search(f"{error.code} {error.type} {said}"):
-            return ContextOverflow(f"the prompt does not fit into the window of {self.model}: {said}; lower chunk_tokens or memory_tokens")
-        if status in (401, 403):
-            return BackendError(f"{self._client.base_url} refused the API key ({status}); check OPENAI_API_KEY or api_key: {said}")
-        if status == 404:
-            return BackendError(f"{self._client.base_url} does not know {self.model} ({status}); check the model name and base_url: {said}")
-        return BackendError(f"{self.name} failed with status {status}: {said}", retryable=status in (408, 409, 429) or status >= 500)
-
-    def _redact(self, text: str) -> str:
-        key = self._client.api_key
-        return text.replace(key, "***") if key and len(key) > 4 else text
+    def _errors(self) -> AbstractContextManager[None]:
+        return translated(f"{self.model} at {self._client.base_url}", secret=self._client.api_key)
 
 
 class _Received:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 
 from memagent_integrations.backends.base import Backend
 from memagent_integrations.errors import BackendError, MemAgentError
@@ -52,7 +52,7 @@ class ScriptedBackend(Backend):
             raise line
         return line if isinstance(line, Reply) else self._reply(prompt, line)
 
-    def stream(self, prompt: Prompt) -> Iterator[str | Reply]:
+    def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """The next line, token by token."""
         reply = self.complete(prompt)
         yield from _TOKEN.findall(reply.text)

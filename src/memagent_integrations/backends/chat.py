@@ -1,0 +1,65 @@
+"""Prompts as token ids, by a Hugging Face tokenizer and its chat template: what the in-process backends have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memagent_integrations.errors import BackendError, ContextOverflow, UsageError
+from memagent_integrations.prompts import neutralise
+from memagent_integrations.records import Message, Prompt
+
+
+class ChatTokenizer:
+    """Counts text and turns prompts into token ids. `options` go to the chat template, for instance `{"enable_thinking": False}`.
+
+    What looks like a control sign in a message is text here, never a control token (`prompts.neutralise`). A tokenizer without a chat
+    template, that of a base model, gets the messages as plain text with an empty line between them.
+    """
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._options = dict(options or {})
+        self.template_tokens = len(self._ids((Message(role="user", content=""),)))
+
+    def count(self, text: str) -> int:
+        """Tokens of the text, without any that begin or end a sequence."""
+        return len(self._tokenizer(neutralise(text), add_special_tokens=False, verbose=False)["input_ids"]) if text else 0
+
+    def encode(self, prompt: Prompt, window: int | None) -> list[int]:
+        """The token ids of a prompt.
+
+        Raises:
+            ContextOverflow: they and the longest reply do not fit into the window.
+            UsageError: the chat template refuses the messages, or they are empty.
+        """
+        ids = self._ids(prompt.messages)
+        if not ids:
+            raise UsageError("the prompt is empty")
+        total = len(ids) + prompt.max_tokens
+        if window and total > window:
+            raise ContextOverflow(
+                f"prompt {len(ids)} + output {prompt.max_tokens} = {total} tokens, but the window holds {window}; "
+                "lower chunk_tokens, memory_tokens or output_tokens"
+            )
+        return ids
+
+    def _ids(self, messages: Sequence[Message]) -> list[int]:
+        chat = [{"role": message.role, "content": neutralise(message.content)} for message in messages]
+        if getattr(self._tokenizer, "chat_template", "") is None:
+            return list(self._tokenizer("\n\n".join(message["content"] for message in chat), verbose=False)["input_ids"])
+        try:
+            return list(self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False, **self._options))
+        except Exception as error:  # a template is a program, it may raise anything
+            raise UsageError(f"the model's chat template refuses the messages: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """What an error of a library says, short enough to be a part of ours."""
+    said = " ".join(str(error).split())[:500]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def closed(name: str) -> BackendError:
+    """The error of a call to a backend whose model has been freed."""
+    return BackendError(f"{name} is closed; make a new backend")

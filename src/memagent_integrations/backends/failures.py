@@ -50,7 +50,7 @@ def from_exception(error: Exception, name: str, *, secret: str = "") -> MemAgent
     if mistake and not isinstance(error, ValueError):
         return None
     kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
-    if status in (None, 400, 413, 422) and OVERFLOW.search(f"{kinds} {getattr(error, 'code', '')} {said}"):
+    if status in (None, 400, 413, 422) and OVERFLOW.search(f"{kinds} {getattr(error, 'code', '')} {getattr(error, 'type', '')} {said}"):
         return ContextOverflow(f"the prompt does not fit into the window of {name}: {said}; lower chunk_tokens or memory_tokens")
     if status:
         return _from_status(status, name, said)

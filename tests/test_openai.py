@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from contract import BackendContract, ask
+from loopback import TOKEN, Loopback, Request, Response, chat, completion, events
+
+from memagent_integrations import Backend, BackendError, ContextOverflow, MemAgentError, UsageError, load_backend
+from memagent_integrations.backends.openai import OpenAIBackend
+from memagent_integrations.records import Reply, Usage
+
+KEY = "sk-a-very-secret-key-1234567890"
+
+
+def problem(status: int, message: str = "it is so", **more: Any) -> Response:
+    return Response(status=status, body={"error": {"message": message, **more}})
+
+
+def endpoint(respond: Callable[[Request], Response] | list[Any], **options: Any) -> tuple[Loopback, OpenAIBackend]:
+    server = Loopback(respond if callable(respond) else chat(respond))
+    return server, OpenAIBackend("m", base_url=f"{server.url}/v1", **({"max_retries": 0, "timeout": 5.0} | options))
+
+
+def answer(prompt: str) -> str | Response:
+    if len(TOKEN.findall(prompt)) > 8192:
+        return problem(400, "This model's maximum context length is 8192 tokens", code="context_length_exceeded")
+    return "red, green and blue are colours that one can name here today."
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    server, made = endpoint(chat(answer))
+    with server, made:
+        yield made
+
+
+class TestEndpoint(BackendContract):
+    pass
+
+
+def test_sends_what_was_asked_for_and_no_more() -> None:
+    server, backend = endpoint(["fine"], temperature=0.5, seed=3, extra_body={"top_k": 5}, api_key=KEY)
+    with server:
+        backend.complete(ask("hello", max_tokens=9))
+        list(backend.stream(ask("hello", max_tokens=9)))
+    sent = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 9, "temperature": 0.5, "seed": 3, "top_k": 5}
+    assert server.bodies("/v1/chat/completions") == [sent, sent | {"stream": True, "stream_options": {"include_usage": True}}]
+    assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+def test_the_output_limit_goes_by_the_name_that_the_server_knows() -> None:
+    server, backend = endpoint(["fine"], limit_parameter="max_completion_tokens")
+    with server:
+        backend.complete(ask("hello"))
+    assert "max_tokens" not in server.bodies("/v1/chat/completions")[0]
+    assert server.bodies("/v1/chat/completions")[0]["max_completion_tokens"] == 12
+    assert OpenAIBackend("gpt-5-mini", api_key=KEY)._limit == "max_completion_tokens"
+
+
+def test_keys_and_addresses_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(UsageError, match="set OPENAI_API_KEY"):
+        OpenAIBackend("m")
+    server = Loopback(chat(["fine"]))
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with server, load_backend("openai:m") as backend:
+        assert backend.complete(ask("hello")).text == "fine"
+    assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+def test_counts_by_what_it_is_given() -> None:
+    server, backend = endpoint(["fine"], tokenizer=len, window=99)
+    with server:
+        assert (backend.count("four"), backend.window) == (4, 99)
+        assert OpenAIBackend("m", base_url=server.url, tokenizer="tiktoken:o200k_base").count("hello") == 1
+    assert server.requests == []
+
+
+def test_counts_by_tiktoken_where_there_is_no_tokenize() -> None:
+    server = Loopback(lambda request: problem(404))
+    with server:
+        backend = OpenAIBackend("gpt-4o", base_url=f"{server.url}/v1")
+        assert backend.count("hello") == 1
+        assert backend.window is None
+        assert len(server.requests) == 1, "it asks for /tokenize once"
+        with pytest.raises(UsageError, match="has no /tokenize to count the tokens of mine; pass tokenizer='hf:"):
+            OpenAIBackend("mine", base_url=f"{server.url}/v1").count("hello")
+    assert OpenAIBackend("gpt-4o", api_key=KEY).count("hello") == 1
+
+
+def test_a_tokenize_that_fails_for_now_is_not_taken_for_none() -> None:
+    server, backend = endpoint(lambda request: problem(503))
+    with server, pytest.raises(BackendError) as caught:
+        backend.count("hello")
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("body", [{"tokens": "no"}, [], {"count": 3}, b"text"])
+def test_a_tokenize_that_answers_something_else(body: Any) -> None:
+    server = Loopback(lambda request: Response(body=body))
+    with server, pytest.raises(UsageError, match="has no /tokenize"):
+        OpenAIBackend("mine", base_url=f"{server.url}/v1", max_retries=0).count("hello")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "said", "retryable"),
+    [
+        (problem(401, f"Incorrect API key provided: {KEY}"), BackendError, r"refused the API key \(401\)", False),
+        (problem(403), BackendError, r"refused the API key \(403\)", False),
+        (problem(404, "The model `m` does not exist"), BackendError, "does not know m at http", False),
+        (problem(400, "bad temperature"), BackendError, "status 400: .*bad temperature", False),
+        (problem(400, "maximum context length is 5 tokens"), ContextOverflow, "lower chunk_tokens", None),
+        (problem(400, "too big", code="context_length_exceeded"), ContextOverflow, "does not fit into the window of m", None),
+        (problem(400, "request (9 tokens) exceeds", type="exceed_context_size_error"), ContextOverflow, "9 tokens", None),
+        (problem(409), BackendError, "status 409", True),
+        (problem(429), BackendError, "status 429", True),
+        (problem(500), BackendError, "status 500", True),
+        (problem(503), BackendError, "status 503", True),
+        (Response(body=completion("x") | {"choices": []}), BackendError, "without choices", True),
+        (Response(body=b"<html>sign in</html>", headers={"Content-Type": "text/html"}), BackendError, "without choices", True),
+        (Response(body=b"{broken", headers={"Content-Type": "application/json"}), BackendError, "JSON", True),
+        (Response(body=completion("a long reply"), broken_after=40), BackendError, "Connection|peer closed", True),
+    ],
+)
+async def test_failures(line: Response, kind: type[MemAgentError], said: str, retryable: bool | None) -> None:
+    server, backend = endpoint([line], api_key=KEY)
+    with server:
+        with pytest.raises(kind, match=said) as caught:
+            backend.complete(ask("hello"))
+        with pytest.raises(kind, match=said) as caught_async:
+            await backend.acomplete(ask("hello"))
+        await backend.aclose()
+    for error in (caught.value, caught_async.value):
+        assert getattr(error, "retryable", None) == retryable
+        assert KEY not in str(error)
+        assert error.__cause__ is not None or "choices" in str(error) or "html" in repr(line.body)
+
+
+def test_no_server_there() -> None:
+    server = Loopback(chat([]))
+    with server:
+        url = server.url
+    backend = OpenAIBackend("m", base_url=f"{url}/v1", max_retries=0)
+    with pytest.raises(BackendError, match="127.0.0.1") as caught:
+        backend.complete(ask("hello"))
+    assert caught.value.retryable
+
+
+def test_a_server_that_hangs() -> None:
+    done = threading.Event()
+
+    def hang(request: Request) -> Response:
+        done.wait(20)
+        return problem(500)
+
+    server, backend = endpoint(hang, timeout=0.2)
+    with server:
+        with pytest.raises(BackendError, match="[Tt]imed? ?out") as caught:
+            backend.complete(ask("hello"))
+        done.set()
+    assert caught.value.retryable
+
+
+def test_failed_calls_are_repeated_after_what_the_server_says() -> None:
+    server, backend = endpoint([Response(status=429, body={"error": {}}, headers={"Retry-After": "0.01"}), problem(500), "fine"], max_retries=2)
+    with server:
+        assert backend.complete(ask("hello")).text == "fine"
+    assert len(server.requests) == 3
+
+
+def test_thinking_usage_and_refusals() -> None:
+    thinking = completion("ten", "a prompt", reasoning="five and five")
+    server, backend = endpoint([Response(body=thinking)])
+    with server:
+        reply = backend.complete(ask("hello"))
+    assert (reply.text, reply.reasoning, reply.usage) == ("ten", "five and five", Usage(prompt_tokens=2, completion_tokens=1, cached_tokens=0))
+    bare = completion("x") | {"usage": None}
+    bare["choices"][0]["message"] = {"role": "assistant", "content": None, "refusal": "I will not."}
+    server, backend = endpoint([Response(body=bare)])
+    with server:
+        assert (reply := backend.complete(ask("hello"))).finish_reason == "content_filter"
+    assert (reply.text, reply.usage) == ("", Usage())
+
+
+def test_streams_tell_thinking_and_usage() -> None:
+    server, backend = endpoint([completion("ten is it", "a prompt", reasoning="five and five")])
+    with server:
+        *texts, reply = backend.stream(ask("hello"))
+    assert texts == ["ten", " is", " it"]
+    assert isinstance(reply, Reply)
+    assert (reply.text, reply.reasoning, reply.finish_reason, reply.usage.completion_tokens) == ("ten is it", "five and five", "stop", 3)
+
+
+def broken_stream(after: int) -> Iterator[bytes]:
+    for number, event in enumerate(events(completion("one two three four"))):
+        if number == after:
+            return
+        yield event
+
+
+async def test_a_stream_that_breaks_off_is_no_reply() -> None:
+    server, backend = endpoint(lambda request: Response(body=broken_stream(2), headers={"Content-Type": "text/event-stream"}))
+    with server:
+        pieces = backend.stream(ask("hello"))
+        assert [next(pieces), next(pieces)] == ["one", " two"]
+        with pytest.raises(BackendError, match="broke off") as caught:
+            next(pieces)
+        with pytest.raises(BackendError, match="broke off"):
+            [piece async for piece in backend.astream(ask("hello"))]
+        await backend.aclose()
+    assert caught.value.retryable
+
+
+def test_calls_in_flight_are_bounded() -> None:
+    flying: list[int] = []
+    peak = 0
+
+    def reply(prompt: str) -> str:
+        nonlocal peak
+        flying.append(1)
+        peak = max(peak, len(flying))
+        flying.pop()
+        return "fine"
+
+    server, backend = endpoint(chat(reply), concurrency=2)
+
+    async def all_at_once() -> list[Reply]:
+        replies = await asyncio.gather(*(backend.acomplete(ask("hello")) for _ in range(20)))
+        await backend.aclose()
+        return replies
+
+    with server:
+        assert len(asyncio.run(all_at_once())) == 20
+    assert peak <= 2
+
+
+def test_each_event_loop_has_its_own_connections() -> None:
+    server, backend = endpoint(["fine"])
+
+    async def once() -> str:
+        text = (await backend.acomplete(ask("hello"))).text
+        await backend.aclose()
+        return text
+
+    with server:
+        assert [asyncio.run(once()) for _ in range(3)] == ["fine"] * 3
+    gc.collect()
+    assert not backend._async
+
+
+def test_no_secret_shows() -> None:
+    backend = OpenAIBackend("m", api_key=KEY)
+    assert KEY not in repr(backend) + str(backend) + backend.name

@@ -13,8 +13,25 @@ from memagent_integrations.chunking import FULL, Chunker, achunks, chunks
 from memagent_integrations.documents import Piece, pieces
 from memagent_integrations.records import Chunk
 from memagent_integrations.tokens import Counter
+import itertools
 
-PIECES = ["word ", "longer-word ", "Sentence end. ", "\n", "\n\n", "\r\n", "中文字符。", "مرحبا ", "👩‍👩‍👧", "é", "e\u0301", "\u202e", "\x00", "x" * 40, "  "]
+PIECES = [
+    "word ",
+    "longer-word ",
+    "Sentence end. ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    "中文字符。",
+    "مرحبا ",
+    "👩‍👩‍👧",
+    "é",
+    "e\u0301",
+    "\u202e",
+    "\x00",
+    "x" * 40,
+    "  ",
+]
 TEXT = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=300).map("".join)
 
 
@@ -36,7 +53,7 @@ def test_chunks_join_to_the_text_and_keep_their_size(name: str, text: str, size:
     assert [chunk.span.start for chunk in made] == [0, *(chunk.span.end for chunk in made)][: len(made)]
     for chunk in made:
         assert chunk.span.tokens == count(chunk.text) <= size
-    for chunk, following in zip(made, made[1:], strict=False):
+    for chunk, following in itertools.pairwise(made):
         # full, or else not one more character of what follows would have fitted in
         assert chunk.span.tokens >= FULL * size or count(chunk.text + following.text[0]) > size
 
@@ -81,7 +98,7 @@ def test_overlap_repeats_the_end_of_the_chunk_before() -> None:
         assert end - 60 <= chunk.span.start <= end
         rebuilt, end = rebuilt[: chunk.span.start] + chunk.text, chunk.span.end
     assert rebuilt == text
-    assert all(chunk.span.start < before.span.end for before, chunk in zip(made, made[1:], strict=False))
+    assert all(chunk.span.start < before.span.end for before, chunk in itertools.pairwise(made))
 
 
 def test_a_chunk_knows_its_sources() -> None:

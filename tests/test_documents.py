@@ -107,7 +107,7 @@ def test_a_file_is_read_in_blocks_without_breaking_characters(tmp_path: Path) ->
         (b"PK\x03\x04...", "DOCX"),
         (b"\x89PNG\r\n", "PNG"),
         (b"fine until \xff here", "is not utf-8 text"),
-        ("cut".encode() + "中".encode()[:2], "is not utf-8 text"),
+        (b"cut" + "中".encode()[:2], "is not utf-8 text"),
     ],
 )
 def test_files_that_are_not_text(content: bytes, said: str, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ async def test_async_documents_that_fail() -> None:
 
     with pytest.raises(UsageError, match="OSError: gone"):
         [piece async for piece in apieces(broken(OSError("gone")))]
-    with pytest.raises(UsageError, match="^mine$"):
+    with pytest.raises(UsageError, match=r"^mine$"):
         [piece async for piece in apieces(broken(UsageError("mine")))]
 
 

@@ -148,7 +148,7 @@ def test_no_server_there() -> None:
     with server:
         url = server.url
     backend = OpenAIBackend("m", base_url=f"{url}/v1", max_retries=0)
-    with pytest.raises(BackendError, match="127.0.0.1") as caught:
+    with pytest.raises(BackendError, match=r"127\.0\.0\.1") as caught:
         backend.complete(ask("hello"))
     assert caught.value.retryable
 
@@ -162,7 +162,7 @@ def test_a_server_that_hangs() -> None:
 
     server, backend = endpoint(hang, timeout=0.2)
     with server:
-        with pytest.raises(BackendError, match="[Tt]imed? ?out") as caught:
+        with pytest.raises(BackendError, match=r"[Tt]imed? ?out") as caught:
             backend.complete(ask("hello"))
         done.set()
     assert caught.value.retryable

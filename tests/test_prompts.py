@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from memagent_integrations import PromptSet, UsageError
 from memagent_integrations.prompts import AnswerStream, last_boxed, neutralise, strip_thinking
 from memagent_integrations.records import Layout
+import itertools
 
 LAYOUTS: list[Layout] = ["memory-first", "section-first", "section-shared"]
 HOSTILE = [
@@ -157,7 +158,7 @@ def test_strip_thinking(text: str, rest: str) -> None:
 def test_streamed_pieces_are_a_beginning_of_the_answer(reply: str, cuts: list[int], boxed: bool) -> None:
     prompts = PromptSet.default(answer_format="boxed" if boxed else "text")
     stream, edges = AnswerStream(prompts), sorted({0, *(min(cut, len(reply)) for cut in cuts), len(reply)})
-    sent = [text for a, b in zip(edges, edges[1:], strict=False) for text in stream.feed(reply[a:b])]
+    sent = [text for a, b in itertools.pairwise(edges) for text in stream.feed(reply[a:b])]
     sent += stream.finish(reply)
     assert all(sent)
     # a thinking block that is closed but was never opened, or tags around the answer, show too late to be held back
@@ -166,7 +167,7 @@ def test_streamed_pieces_are_a_beginning_of_the_answer(reply: str, cuts: list[in
 
 
 def test_templates_need_their_placeholders() -> None:
-    with pytest.raises(UsageError, match="lacks {memory}, {section}"):
+    with pytest.raises(UsageError, match=r"lacks \{memory\}, \{section\}"):
         PromptSet(update="{question}", answer="{question}{memory}")
     with pytest.raises(UsageError, match="layout has to be one of"):
         PromptSet.default(layout="sideways")  # type: ignore[arg-type]

@@ -162,6 +162,12 @@ def _ordered(items: Iterable[Any]) -> Iterable[Any]:
     return sorted(items, key=lambda item: (rank[_document_id(item.node)], getattr(item.node, "start_char_idx", None) or 0))
 
 
+def node_place(node: Any) -> tuple[str, int]:
+    """Where a LlamaIndex node's text stands: the id of its document and the first character. A node that does not know its place is its own."""
+    start = getattr(node, "start_char_idx", None)
+    return (_document_id(node), start) if isinstance(start, int) else (str(getattr(node, "node_id", "")), 0)
+
+
 def _document_id(node: Any) -> str:
     return str(getattr(node, "ref_doc_id", None) or getattr(node, "node_id", ""))
 
@@ -176,8 +182,8 @@ def _from_object(item: Any, number: int) -> Piece:
         text, start = item.page_content, metadata.get("start_index")
         name = name if page is None else f"{name}#page={page}"
     else:
-        text, start = item.get_content(), getattr(item, "start_char_idx", None)
-        name = _document_id(item) or f"document-{number}"
+        text, (name, start) = item.get_content(), node_place(item)
+        name = name or f"document-{number}"
     if not isinstance(text, str):
         raise UsageError(f"the content of {name} is {type(text).__name__}, not text")
     return Piece(text=text, document_id=name, start=start if isinstance(start, int) else 0)

@@ -1,0 +1,32 @@
+"""Ask a question about LlamaIndex documents of any length, and see where each note of the memory came from.
+
+The scripted backend answers without a model, so this runs anywhere. For a real one pass `model=` a LlamaIndex LLM or a name such as
+"openai:gpt-5-mini"; with neither, `Settings.llm` is used.
+"""
+
+from llama_index.core.schema import Document
+
+from memagent_integrations import MemAgentQueryEngine, PromptSet, ScriptedBackend
+
+DOCUMENTS = [
+    Document(text="The harbour master noted the tide and the wind.\n\n" * 40, metadata={"file": "log-1.txt"}),
+    Document(text="The code of the north gate is 7319.\n\n" + "Nothing else happened that day.\n\n" * 40, metadata={"file": "log-2.txt"}),
+]
+
+
+def main() -> None:
+    backend = ScriptedBackend(lambda prompt: "The north gate's code is 7319." if "7319" in prompt.messages[0].content else "NO CHANGE")
+    prompts = PromptSet.default(no_change=True)  # the model may say that a section brings nothing new
+    engine = MemAgentQueryEngine.from_documents(DOCUMENTS, model=backend, prompts=prompts, chunk_tokens=300, memory_tokens=100, streaming=True)
+    response = engine.query("What is the code of the north gate?")
+    for text in response.response_gen:
+        print(text, end="", flush=True)
+    print()
+    steps = response.metadata["memagent"]["steps"]
+    print([step["outcome"] for step in steps], response.metadata["memagent"]["usage"])
+    for source in response.source_nodes:
+        print(source.node.metadata["file"], source.node.start_char_idx, source.node.end_char_idx)
+
+
+if __name__ == "__main__":
+    main()

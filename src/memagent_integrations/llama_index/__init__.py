@@ -1,0 +1,20 @@
+"""The door to LlamaIndex: a response synthesizer and a query engine over its LLMs, or over any backend.
+
+The reading itself is `Reader`; here its events become LlamaIndex's responses, source nodes, callbacks and instrumentation events.
+"""
+
+from __future__ import annotations
+
+from memagent_integrations.errors import MissingExtra
+
+try:
+    import llama_index.core  # noqa: F401
+except ImportError as error:
+    raise MissingExtra.extra("llama-index-core", "llama-index") from error
+
+from memagent_integrations.llama_index.backend import LLMBackend
+from memagent_integrations.llama_index.query_engine import MemAgentQueryEngine
+from memagent_integrations.llama_index.record import MemAgentAnswerEnd, MemAgentStep
+from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer
+
+__all__ = ["LLMBackend", "MemAgentAnswerEnd", "MemAgentQueryEngine", "MemAgentStep", "MemAgentSynthesizer"]

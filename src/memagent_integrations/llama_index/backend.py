@@ -1,0 +1,225 @@
+"""Any LlamaIndex LLM as a backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import AbstractContextManager, aclosing, closing
+from functools import cached_property
+from inspect import getattr_static
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LLMMetadata, MessageRole, ThinkingBlock
+from llama_index.core.callbacks.base import CallbackManager
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
+from llama_index.core.llms import LLM, CustomLLM
+from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.settings import Settings
+
+from memagent_integrations.backends.base import Backend
+from memagent_integrations.backends.failures import translated
+from memagent_integrations.errors import UsageError
+from memagent_integrations.records import Phase, Prompt, Reply, Usage
+from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter
+
+_LIMITS = dict.fromkeys(("OpenAI", "Anthropic", "BedrockConverse", "Cohere", "LiteLLM", "LlamaCPP", "MistralAI"), "max_tokens")
+_LIMITS["OpenAIResponses"] = "max_output_tokens"
+_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "model_length": "length", "refusal": "content_filter"}
+
+
+class LLMBackend(Backend):
+    """A backend that calls a LlamaIndex LLM; without one, `Settings.llm`, looked up at the first call.
+
+    The LLM itself is never changed: with `callback_manager` a copy of it is called. Its `system_prompt` opens every prompt. The output limit
+    is passed to the LLM classes known to take one; for others give the name of the keyword argument as `limit_parameter`.
+
+    Tokens are counted by `tokenizer`, a counter or a name that `load_counter` knows; the default is LlamaIndex's global tokenizer
+    (`Settings.tokenizer`; unless set, GPT-3.5's, which comes with llama-index-core). Choose the model's own where chunks have to be exact.
+    `window` defaults to the LLM's `metadata.context_window`, but for 3,900, which LlamaIndex puts there when it does not know.
+
+    Raises:
+        UsageError: the tokenizer cannot be loaded; at the first call: there is no LLM, or it does not know its model.
+    """
+
+    def __init__(
+        self,
+        llm: LLM | None = None,
+        *,
+        tokenizer: str | Counter | None = None,
+        window: int | None = None,
+        limit_parameter: str | None = None,
+        callback_manager: CallbackManager | None = None,
+        concurrency: int = 8,
+    ) -> None:
+        if not isinstance(llm, LLM | None):
+            raise UsageError(f"llm has to be a LlamaIndex LLM, not {type(llm).__name__}")
+        self._given, self._window, self._limit, self._callbacks = llm, window, limit_parameter, callback_manager
+        self._count = _counter(tokenizer)
+        self.concurrency = concurrency
+
+    @cached_property
+    def llm(self) -> LLM:
+        """The LLM that is called."""
+        try:
+            llm = self._given or Settings.llm
+        except (ValueError, ImportError) as error:
+            raise UsageError(f"no model was given, and Settings.llm cannot be made; pass model=... or set Settings.llm ({error})") from error
+        return llm if self._callbacks is None else llm.model_copy(update={"callback_manager": self._callbacks})
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The class of the LLM and its model."""
+        model = self._metadata.model_name
+        return f"llama-index:{self.llm.class_name()}" + ("" if model == "unknown" else f":{model}")
+
+    @property
+    def window(self) -> int | None:  # type: ignore[override]
+        """Context window as given, or as the LLM's metadata tells it."""
+        told = self._metadata.context_window
+        return self._window or (told if told > 0 and told != DEFAULT_CONTEXT_WINDOW else None)
+
+    @property
+    def template_tokens(self) -> int:  # type: ignore[override]
+        """Tokens that the chat template and the LLM's system prompt add to a prompt."""
+        return Backend.template_tokens + self.count(self.llm.system_prompt or "")
+
+    def count(self, text: str) -> int:
+        """Tokens of the text by the tokenizer."""
+        return self._count(text) if text else 0
+
+    def complete(self, prompt: Prompt) -> Reply:
+        """One chat call."""
+        received, llm = _Received(), self._llm_for(prompt.phase)
+        with self._errors():
+            received.whole(llm.chat(self._messages(prompt), **self._options(llm, prompt)))
+        return received.reply()
+
+    async def acomplete(self, prompt: Prompt) -> Reply:
+        """One chat call, async; in a thread if the LLM is only synchronous."""
+        received, llm = _Received(), self._llm_for(prompt.phase)
+        if _is_sync(llm, "achat"):
+            return await super().acomplete(prompt)
+        with self._errors():
+            received.whole(await llm.achat(self._messages(prompt), **self._options(llm, prompt)))
+        return received.reply()
+
+    def stream(self, prompt: Prompt) -> Generator[str | Reply]:
+        """One chat call, streamed."""
+        received, llm = _Received(), self._llm_for(prompt.phase)
+        with self._errors(), closing(llm.stream_chat(self._messages(prompt), **self._options(llm, prompt))) as responses:
+            for response in responses:
+                if text := received.add(response):
+                    yield text
+        yield received.reply()
+
+    async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
+        """One chat call, streamed, async; in threads if the LLM is only synchronous."""
+        received, llm = _Received(), self._llm_for(prompt.phase)
+        if _is_sync(llm, "astream_chat"):
+            async with aclosing(super().astream(prompt)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        with self._errors():
+            async with aclosing(await llm.astream_chat(self._messages(prompt), **self._options(llm, prompt))) as responses:
+                async for response in responses:
+                    if text := received.add(response):
+                        yield text
+        yield received.reply()
+
+    @property
+    def _metadata(self) -> LLMMetadata:
+        try:
+            return self.llm.metadata
+        except ValueError as error:  # OpenAI's class, for a model it has not heard of
+            raise UsageError(f"{self.llm.class_name()} has no metadata of its model; use OpenAILike for such a model ({error})") from error
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return translated(self.name, secret=str(getattr(self.llm, "api_key", None) or ""))
+
+    def _llm_for(self, phase: Phase) -> LLM:
+        return self.llm.llm if phase == "memory" and isinstance(self.llm, StructuredLLM) else self.llm
+
+    def _messages(self, prompt: Prompt) -> list[ChatMessage]:
+        system = [ChatMessage(role=MessageRole.SYSTEM, content=self.llm.system_prompt)] if self.llm.system_prompt else []
+        return [*system, *(ChatMessage(role=MessageRole(message.role), content=message.content) for message in prompt.messages)]
+
+    def _options(self, llm: LLM, prompt: Prompt) -> dict[str, Any]:
+        known = (_LIMITS[kind.__name__] for kind in type(llm).__mro__ if kind.__name__ in _LIMITS)
+        limit = self._limit or next(known, None)
+        return {limit: prompt.max_tokens} if limit else {}
+
+
+class _Received:
+    """One reply, put together from what the LLM gives."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._text = self._reasoning = ""
+        self._finish: str | None = None
+        self._usage = Usage()
+
+    def whole(self, response: ChatResponse) -> None:
+        self._note(response)
+        self._text, self._reasoning = response.message.content or "", _reasoning(response)
+
+    def add(self, response: ChatResponse) -> str:
+        """Take one part of a stream; return its text. An LLM that fills in no deltas says all that it has so far."""
+        self._note(response)
+        so_far = response.message.content or ""
+        text = so_far.removeprefix(self._text) if response.delta is None else response.delta
+        self._text += text
+        self._reasoning += _field(response.additional_kwargs, "thinking_delta") or ""
+        return text
+
+    def reply(self) -> Reply:
+        seconds = time.perf_counter() - self._started
+        return Reply(text=self._text, reasoning=self._reasoning, usage=self._usage, finish_reason=self._finish, seconds=seconds)
+
+    def _note(self, response: ChatResponse) -> None:
+        usage = _usage(response)
+        self._usage = self._usage if usage == Usage() else usage
+        self._finish = _finish_reason(response.raw) or self._finish
+
+
+def _counter(tokenizer: str | Counter | None) -> Counter:
+    if tokenizer is not None:
+        return load_counter(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    try:
+        encode = Settings.tokenizer
+    except Exception as error:  # a failed import or download
+        raise UsageError(f"LlamaIndex's own tokenizer cannot be loaded ({type(error).__name__}: {error}); {WAYS_OUT}") from error
+    return lambda text: len(encode(text))
+
+
+def _is_sync(llm: LLM, method: str) -> bool:
+    """Whether the async method is the one of `CustomLLM`, which calls the sync one and blocks the event loop."""
+    return getattr_static(type(llm), method) is getattr_static(CustomLLM, method)
+
+
+def _field(holder: Any, *names: str) -> Any:
+    """The first of these that the object (or mapping) has and that is not None."""
+    values = (holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None) for name in names)
+    return next((value for value in values if value is not None), None)
+
+
+def _usage(response: ChatResponse) -> Usage:
+    usage = _field(response.raw, "usage", "usage_metadata") or response.additional_kwargs
+    cached = _field(_field(usage, "prompt_tokens_details", "input_tokens_details"), "cached_tokens")
+    return Usage(
+        prompt_tokens=_field(usage, "prompt_tokens", "input_tokens", "prompt_token_count"),
+        completion_tokens=_field(usage, "completion_tokens", "output_tokens", "candidates_token_count"),
+        cached_tokens=_field(usage, "cache_read_input_tokens", "cached_content_token_count") if cached is None else cached,
+    )
+
+
+def _finish_reason(raw: Any) -> str | None:
+    choices = _field(raw, "choices")
+    reason = _field(choices[0] if choices else raw, "finish_reason", "stop_reason", "done_reason")
+    name = str(getattr(reason, "value", reason)).lower()
+    return None if reason is None else _FINISH.get(name, name)
+
+
+def _reasoning(response: ChatResponse) -> str:
+    blocks = [block.content or "" for block in response.message.blocks if isinstance(block, ThinkingBlock)]
+    return "".join(blocks) or str(_field(response.message.additional_kwargs, "reasoning_content", "thinking") or "")

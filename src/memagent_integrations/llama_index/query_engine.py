@@ -1,0 +1,93 @@
+"""A query engine over documents, nodes, or a retriever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self, Unpack
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.response.schema import RESPONSE_TYPE
+from llama_index.core.callbacks.base import CallbackManager
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
+from llama_index.core.prompts.mixin import PromptMixinType
+from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.schema import Document, NodeWithScore, QueryBundle
+
+from memagent_integrations.documents import is_one_shot
+from memagent_integrations.errors import UsageError
+from memagent_integrations.llama_index.record import items_of
+from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer, Model, SynthesizerSettings
+
+
+class MemAgentQueryEngine(BaseQueryEngine):
+    """Answers queries by reading its documents, nodes, or what its retriever finds, from the first to the last.
+
+    `source` is a `BaseRetriever`, or whatever `documents.pieces` takes: LlamaIndex documents or nodes, a reader with `lazy_load_data`, an
+    iterator (good for one query), an async iterator (for one `aquery`). Whether the answer is streamed is a setting of the synthesizer.
+    """
+
+    def __init__(self, source: Any, response_synthesizer: BaseSynthesizer | None = None, *, callback_manager: CallbackManager | None = None) -> None:
+        self._source = [Document(text=source)] if isinstance(source, str) else source
+        self._used = False
+        self._response_synthesizer = response_synthesizer or MemAgentSynthesizer(callback_manager=callback_manager)
+        super().__init__(callback_manager=callback_manager or self._response_synthesizer.callback_manager)
+
+    @classmethod
+    def from_documents(cls, documents: Any, model: Model = None, **settings: Unpack[SynthesizerSettings]) -> Self:
+        """An engine over documents, with a `MemAgentSynthesizer` of this model and these settings."""
+        return cls(documents, MemAgentSynthesizer(model, **settings))
+
+    @classmethod
+    def from_nodes(cls, nodes: Any, model: Model = None, **settings: Unpack[SynthesizerSettings]) -> Self:
+        """`from_documents`, of nodes; scored nodes in a list are put in document order."""
+        return cls(nodes, MemAgentSynthesizer(model, **settings))
+
+    @classmethod
+    def from_retriever(cls, retriever: BaseRetriever, model: Model = None, **settings: Unpack[SynthesizerSettings]) -> Self:
+        """An engine over what the retriever finds, read in document order. For node postprocessors use LlamaIndex's `RetrieverQueryEngine`."""
+        return cls(retriever, MemAgentSynthesizer(model, **settings))
+
+    def _get_prompt_modules(self) -> PromptMixinType:
+        return {"response_synthesizer": self._response_synthesizer}
+
+    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """What would be read for the query, all of it."""
+        if isinstance(self._source, BaseRetriever):
+            return self._source.retrieve(query_bundle)
+        return list(map(_scored, items_of(self._take())))
+
+    def synthesize(self, query_bundle: QueryBundle, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None) -> RESPONSE_TYPE:
+        """The answer to the query from these nodes."""
+        return self._response_synthesizer.synthesize(query_bundle, nodes, additional_source_nodes)
+
+    async def asynthesize(
+        self, query_bundle: QueryBundle, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None
+    ) -> RESPONSE_TYPE:
+        """`synthesize`, async."""
+        return await self._response_synthesizer.asynthesize(query_bundle, nodes, additional_source_nodes)
+
+    def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        with self.callback_manager.event(CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}) as event:
+            nodes = self._source.retrieve(query_bundle) if isinstance(self._source, BaseRetriever) else self._take()
+            response = self.synthesize(query_bundle, nodes)
+            event.on_end(payload={EventPayload.RESPONSE: response})
+        return response
+
+    async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        with self.callback_manager.event(CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}) as event:
+            nodes = await self._source.aretrieve(query_bundle) if isinstance(self._source, BaseRetriever) else self._take()
+            response = await self.asynthesize(query_bundle, nodes)
+            event.on_end(payload={EventPayload.RESPONSE: response})
+        return response
+
+    def _take(self) -> Any:
+        if self._used:
+            raise UsageError("this iterator has been read by an earlier query; make the engine from a list or from a reader with lazy_load_data")
+        self._used = is_one_shot(self._source)
+        return self._source
+
+
+def _scored(item: Any) -> NodeWithScore:
+    node = Document(text=item) if isinstance(item, str) else item
+    return node if isinstance(node, NodeWithScore) else NodeWithScore(node=node)

@@ -1,0 +1,154 @@
+"""What a reading leaves behind for its response: instrumentation events, source nodes, a summary of the steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from operator import itemgetter
+from typing import Any
+
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.span import active_span_id
+from llama_index.core.schema import BaseNode, NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
+from llama_index_instrumentation import get_dispatcher
+
+from memagent_integrations.documents import node_place
+from memagent_integrations.loop import Event
+from memagent_integrations.records import NO_USAGE, Reading, Source, Step
+
+dispatcher = get_dispatcher(__name__)
+
+
+class MemAgentStep(BaseEvent):
+    """The memory was updated (or kept, see `step.outcome`)."""
+
+    step: Step
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name of the event."""
+        return "MemAgentStep"
+
+
+class MemAgentAnswerEnd(BaseEvent):
+    """The answer is complete: of a streamed one, the last piece has been taken."""
+
+    reading: Reading
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name of the event."""
+        return "MemAgentAnswerEnd"
+
+
+class Record:
+    """What a reading leaves behind for its response: the nodes that went by, and the steps."""
+
+    def __init__(self, model: str, include_text: bool) -> None:
+        self.summary: dict[str, Any] = {"model": model, "memory": "", "steps": [], "usage": asdict(NO_USAGE)}
+        self._include_text = include_text
+        self._usage = NO_USAGE
+        self._seen: dict[str, list[tuple[int, int, NodeWithScore]]] = {}  # by document: first character, end, what is kept of the node
+        self._sources: list[Source] = []
+        self._span = active_span_id.get()
+
+    def watch(self, nodes: Any) -> Any:
+        """The nodes, noted as they go by. A list stays a list, which can be put in order."""
+        if isinstance(nodes, AsyncIterable):
+            return self._awatch(nodes)
+        if isinstance(nodes, (str, bytes, bytearray, Mapping)) or not (isinstance(nodes, Iterable) or hasattr(nodes, "lazy_load_data")):
+            return nodes
+        noted = map(self._note, items_of(nodes))
+        return list(noted) if isinstance(nodes, Sequence) else noted
+
+    def step(self, step: Step) -> None:
+        """Take a step that was made."""
+        if step.span:
+            self._sources += step.span.sources
+            dispatcher.event(MemAgentStep(step=step, span_id=self._span))
+        usage = step.reply.usage
+        self._usage += usage
+        told = {"phase": step.phase, "outcome": step.outcome, "cut": step.cut, "finish_reason": step.reply.finish_reason}
+        self.summary["steps"].append({**told, **asdict(usage), "seconds": step.reply.seconds})
+        self.summary.update(memory=step.memory, usage=asdict(self._usage))
+
+    def end(self, reading: Reading) -> str:
+        """Take the complete reading; return its answer."""
+        dispatcher.event(MemAgentAnswerEnd(reading=reading, span_id=self._span))
+        return reading.answer or ""
+
+    def texts(self, events: Iterator[Event]) -> Iterator[str]:
+        """The text among the events; the others are taken."""
+        for event in events:
+            yield from self._text(event)
+
+    async def atexts(self, events: AsyncGenerator[Event]) -> AsyncGenerator[str]:
+        """`texts`, async."""
+        async with aclosing(events):
+            async for event in events:
+                for text in self._text(event):
+                    yield text
+
+    def source_nodes(self) -> list[NodeWithScore]:
+        """A node for each part of a document that stood in a chunk."""
+        for nodes in self._seen.values():
+            nodes.sort(key=itemgetter(0))
+        return list(map(self._source_node, self._sources))
+
+    def _text(self, event: Event) -> Iterator[str]:
+        if isinstance(event, Step):
+            self.step(event)
+        elif isinstance(event, Reading):
+            self.end(event)
+        else:
+            yield event
+
+    def _source_node(self, source: Source) -> NodeWithScore:
+        """A part of the node that the source came from: of the last that begins no later and holds all of it. A `str` had no node."""
+        nodes = self._seen.get(source.document_id, [])
+        earlier = reversed(range(bisect_right(nodes, source.start, key=itemgetter(0))))
+        start, end, origin = next((nodes[place] for place in earlier if nodes[place][1] >= source.end), (0, 0, None))
+        if origin and (start, end) == (source.start, source.end):
+            return origin
+        node = TextNode(
+            id_=f"{origin.node_id if origin else source.document_id}:{source.start}-{source.end}",
+            text=origin.text[source.start - start : source.end - start] if origin else "",
+            metadata=dict(origin.metadata) if origin else {},
+            start_char_idx=source.start,
+            end_char_idx=source.end,
+            relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=source.document_id)},
+        )
+        return NodeWithScore(node=node, score=origin.score if origin else None)
+
+    def _note(self, item: Any) -> Any:
+        node = item.node if isinstance(item, NodeWithScore) else item
+        if isinstance(node, BaseNode):
+            text, (document_id, start) = node.get_content(), node_place(node)
+            end = start + len(text)
+            kept = TextNode(
+                id_=node.node_id,
+                text=text if self._include_text else "",
+                metadata=dict(node.metadata),
+                start_char_idx=start,
+                end_char_idx=end,
+                relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=document_id)},
+            )
+            score = item.score if isinstance(item, NodeWithScore) else None
+            self._seen.setdefault(document_id, []).append((start, end, NodeWithScore(node=kept, score=score)))
+        return item
+
+    async def _awatch(self, nodes: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        async for node in nodes:
+            yield self._note(node)
+
+
+def items_of(source: Any) -> Iterable[Any]:
+    """The documents or nodes of a source."""
+    if isinstance(source, (BaseNode, NodeWithScore)):
+        return [source]
+    if hasattr(source, "lazy_load_data"):
+        source = source.lazy_load_data()
+    items: Iterable[Any] = source
+    return items

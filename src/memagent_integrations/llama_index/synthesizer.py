@@ -1,0 +1,232 @@
+"""A response synthesizer that reads its nodes with a bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from copy import copy
+from dataclasses import replace
+from typing import Any, TypedDict, Unpack
+
+from llama_index.core.base.response.schema import RESPONSE_TYPE, AsyncStreamingResponse, Response, StreamingResponse
+from llama_index.core.callbacks.base import CallbackManager
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
+from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
+from llama_index.core.llms import LLM
+from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.schema import NodeWithScore, QueryType, TextNode
+from llama_index.core.settings import Settings
+from llama_index.core.types import RESPONSE_TEXT_TYPE
+from llama_index_instrumentation import get_dispatcher
+
+from memagent_integrations.backends import Backend
+from memagent_integrations.errors import UsageError
+from memagent_integrations.llama_index.backend import LLMBackend
+from memagent_integrations.llama_index.record import Record
+from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader import Reader
+from memagent_integrations.records import Layout
+from memagent_integrations.tokens import Counter
+
+dispatcher = get_dispatcher(__name__)
+
+Model = LLM | Backend | str | None
+
+
+class ReaderSettings(TypedDict, total=False):
+    """What `Reader` takes besides the model."""
+
+    prompts: PromptSet | None
+    layout: Layout | None
+    chunk_tokens: int | None
+    memory_tokens: int | None
+    question_tokens: int | None
+    output_tokens: int | None
+    overlap_tokens: int | None
+    window: int | None
+
+
+class SynthesizerSettings(ReaderSettings, total=False):
+    """What `MemAgentSynthesizer` takes besides the model."""
+
+    tokenizer: str | Counter | None
+    streaming: bool
+    include_text: bool
+    empty_response: str | None
+    callback_manager: CallbackManager | None
+
+
+class MemAgentSynthesizer(BaseSynthesizer):
+    """Answers from nodes that are read one chunk after the other, in document order, with a memory of bounded size.
+
+    Args:
+        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up when it is needed.
+        model: another name for `llm`.
+        tokenizer: of a LlamaIndex LLM, see `LLMBackend`; a backend has its own.
+        streaming: answer as a stream. The memory updates are made before the response is returned, the answer comes as the model writes it.
+        include_text: give the source nodes their text.
+        empty_response: the answer when there are no nodes.
+        callback_manager: gets the events of this synthesizer and of (a copy of) the LLM.
+        settings: as in `Reader`.
+
+    Nodes may be a list, an iterator, or an async iterator (for the async methods); iterators are read lazily. A response has a source node
+    for each part of a node that stood in a chunk, with its place in the source document and the original's metadata and score, and
+    `metadata["memagent"]`: model, memory, steps, and usage (None for numbers that the model did not tell). Of a stream these are complete
+    when it has been exhausted.
+
+    Raises:
+        UsageError: a setting is wrong; also what `Reader.read` raises.
+    """
+
+    def __init__(
+        self,
+        llm: Model = None,
+        *,
+        model: Model = None,
+        tokenizer: str | Counter | None = None,
+        streaming: bool = False,
+        include_text: bool = False,
+        empty_response: str | None = None,
+        callback_manager: CallbackManager | None = None,
+        **settings: Unpack[ReaderSettings],
+    ) -> None:
+        # The base class would set llm.callback_manager on the caller's object, and ask Settings for an LLM: it is left out.
+        if llm is not None and model is not None:
+            raise UsageError("llm and model mean the same; pass one of them")
+        chosen = model if llm is None else llm
+        if streaming and isinstance(chosen, StructuredLLM):
+            raise UsageError("a structured answer cannot be streamed; pass streaming=False")
+        self._llm: Any = chosen
+        self._streaming, self._include_text = streaming, include_text
+        self._output_cls, self._multimodal = None, False
+        self._empty_response = empty_response or "Empty Response"
+        self._callback_manager = callback_manager or Settings.callback_manager
+        self.reader = Reader(_model(chosen, tokenizer, callback_manager), **settings)
+
+    @property
+    def callback_manager(self) -> CallbackManager:
+        """Gets the events of this synthesizer."""
+        return self._callback_manager
+
+    @callback_manager.setter
+    def callback_manager(self, callback_manager: CallbackManager) -> None:
+        self._callback_manager = callback_manager
+
+    def _get_prompts(self) -> PromptDictType:
+        return {"memory": PromptTemplate(self.reader.prompts.update), "answer": PromptTemplate(self.reader.prompts.answer)}
+
+    def _update_prompts(self, prompts: PromptDictType) -> None:
+        unknown = [name for name in prompts if name not in ("memory", "answer")]
+        if unknown:
+            raise UsageError(f"there is no prompt {unknown[0]!r}; the prompts are memory and answer")
+        old = self.reader.prompts
+        update = _template(prompts["memory"]) if "memory" in prompts else old.update
+        answer = _template(prompts["answer"]) if "answer" in prompts else old.answer
+        no_change = old.no_change if old.no_change and old.no_change in update else None
+        self.reader = copy(self.reader)  # readings under way go on with the prompts they began with
+        self.reader.prompts = replace(
+            old,
+            update=update,
+            answer=answer,
+            name="custom",
+            no_change=no_change,
+            answer_format="boxed" if "\\boxed" in answer else "text",
+        )
+
+    def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
+        """The answer, or its pieces when streaming. `response_kwargs`, variables of other synthesizers' templates, have no use here."""
+        return self._read(query_str, (TextNode(text=text) for text in text_chunks), self._record())
+
+    async def aget_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
+        """`get_response`, async."""
+        return await self._aread(query_str, (TextNode(text=text) for text in text_chunks), self._record())
+
+    def synthesize(
+        self, query: QueryType, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None, **response_kwargs: Any
+    ) -> RESPONSE_TYPE:
+        """A `Response`, or a `StreamingResponse` when streaming."""
+        with self._synthesis(query) as (question, made):
+            if isinstance(nodes, Sequence) and not nodes:
+                made.append(StreamingResponse(self._empty_response_generator()) if self._streaming else Response(self._empty_response))
+            else:
+                record = self._record()
+                answer = self._read(question, record.watch(nodes), record)
+                made.append(self._respond(answer, record, additional_source_nodes))
+        return made[0]
+
+    async def asynthesize(
+        self, query: QueryType, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None, **response_kwargs: Any
+    ) -> RESPONSE_TYPE:
+        """A `Response`, or an `AsyncStreamingResponse` when streaming."""
+        with self._synthesis(query) as (question, made):
+            if isinstance(nodes, Sequence) and not nodes:
+                made.append(AsyncStreamingResponse(self._empty_response_agenerator()) if self._streaming else Response(self._empty_response))
+            else:
+                record = self._record()
+                answer = await self._aread(question, record.watch(nodes), record)
+                made.append(self._respond(answer, record, additional_source_nodes))
+        return made[0]
+
+    @contextmanager
+    def _synthesis(self, query: QueryType) -> Iterator[tuple[str, list[RESPONSE_TYPE]]]:
+        """The events around a synthesis, as the base class sends them. Yields the question, and a list to put the response into."""
+        made: list[RESPONSE_TYPE] = []
+        dispatcher.event(SynthesizeStartEvent(query=query))
+        question = query if isinstance(query, str) else query.query_str
+        with self._callback_manager.event(CBEventType.SYNTHESIZE, payload={EventPayload.QUERY_STR: question}) as event:
+            yield question, made
+            event.on_end(payload={EventPayload.RESPONSE: made[0]})
+        dispatcher.event(SynthesizeEndEvent(query=query, response=made[0]))
+
+    def _record(self) -> Record:
+        return Record(self.reader.backend.name, self._include_text)
+
+    def _read(self, question: str, document: Any, record: Record) -> RESPONSE_TEXT_TYPE:
+        if not self._streaming:
+            return record.end(self.reader.read(question, document, progress=record.step))
+        texts = record.texts(self.reader.stream(question, document))
+        first = next(texts, "")  # the memory updates are made here, in the span of the caller
+        return _resumed(first, texts)
+
+    async def _aread(self, question: str, document: Any, record: Record) -> RESPONSE_TEXT_TYPE:
+        if not self._streaming:
+            return record.end(await self.reader.aread(question, document, progress=record.step))
+        texts = record.atexts(self.reader.astream(question, document))
+        first = await anext(texts, "")
+        return _aresumed(first, texts)
+
+    def _respond(self, answer: RESPONSE_TEXT_TYPE, record: Record, additional: Sequence[NodeWithScore] | None) -> RESPONSE_TYPE:
+        response = self._prepare_response_output(answer, [*record.source_nodes(), *(additional or ())])
+        response.metadata = {**(response.metadata or {}), "memagent": record.summary}
+        return response
+
+
+def _resumed(first: str, texts: Iterator[str]) -> Generator[str, None, None]:
+    yield first
+    yield from texts
+
+
+async def _aresumed(first: str, texts: AsyncGenerator[str]) -> AsyncGenerator[str, None]:
+    async with aclosing(texts):
+        yield first
+        async for text in texts:
+            yield text
+
+
+def _model(model: Model, tokenizer: str | Counter | None, callback_manager: CallbackManager | None) -> str | Backend:
+    if not isinstance(model, (str, Backend)):
+        return LLMBackend(model, tokenizer=tokenizer, callback_manager=callback_manager)
+    if tokenizer is not None:
+        raise UsageError("tokenizer goes with a LlamaIndex LLM; a backend counts by itself (load_backend may take a tokenizer)")
+    return model
+
+
+def _template(prompt: Any) -> str:
+    """The text of a prompt template, with what its owner filled in or renamed."""
+    if not isinstance(prompt, PromptTemplate):
+        raise UsageError(f"the prompts are PromptTemplates of one message, not {type(prompt).__name__}")
+    blanks: dict[str, Any] = {name: f"{{{name}}}" for name in ("question", "memory", "section", "words")}
+    return prompt.format(**blanks)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from memagent_integrations.chunking import FULL, Chunker, achunks, chunks
 from memagent_integrations.documents import Piece, pieces
 from memagent_integrations.records import Chunk
 from memagent_integrations.tokens import Counter
-import itertools
 
 PIECES = [
     "word ",

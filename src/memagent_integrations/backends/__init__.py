@@ -32,8 +32,9 @@ def load_backend(spec: str, **options: Any) -> Backend:
     """
     kind, _, name = spec.partition(":")
     if spec in models.EMBEDDED:
-        path = models.pull(spec)
-        return _make("llamacpp", path, {"name": spec, "window": models.EMBEDDED[spec].window} | options)
+        embedded = models.EMBEDDED[spec]
+        defaults = {"name": spec, "window": embedded.window, "sampling": embedded.sampling}
+        return _make("llamacpp", models.pull(spec), defaults | options)
     if kind == "policy" and name:
         policy = policies.load(name)
         adapter = {"adapter": policy.adapter} if policy.adapter else {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
@@ -73,8 +74,7 @@ class TransformersBackend(Backend):
             self._tokenizer = _load_tokenizer(model, options)
             self._model: Any = _load_model(model, device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype, options)
         self._ends = _ends(self._model, self._tokenizer)
-        # generate() fills what we do not set from here
-        self._model.generation_config = GenerationConfig()
+        self._model.generation_config = GenerationConfig.from_dict({})  # generate() fills what we leave unset from here
         self.window = window or getattr(self._model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         if adapter:
             self._model = _with_adapter(self._model, adapter)
@@ -110,7 +110,7 @@ class TransformersBackend(Backend):
             outcomes.update(zip(group, self._replies([rows[place] for place in group], [prompts[place].max_tokens for place in group]), strict=True))
         return [outcomes[place] for place in range(len(prompts))]
 
-    def stream(self, prompt: Prompt) -> Iterator[str | Reply]:
+    def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """The reply in pieces. Leaving the stream ends the computation after the token that it is at."""
         started = time.perf_counter()
         row = self._chat.encode(prompt, self.window)
@@ -146,7 +146,7 @@ class TransformersBackend(Backend):
         try:
             written = self._generate(rows, limits)
         except BackendError as error:  # one for each, since each travels on its own
-            return [BackendError(str(error), retryable=error.retryable) for _ in rows]
+            return [_copy(error) for _ in rows]
         return [self._reply(row, ids, started) for row, ids in zip(rows, written, strict=True)]
 
     def _reply(self, row: list[int], written: list[int], started: float) -> Reply:
@@ -186,7 +186,8 @@ class TransformersBackend(Backend):
         sampling = (
             {"do_sample": True, "temperature": self._temperature, "top_p": self._top_p, "top_k": 0} if self._temperature else {"do_sample": False}
         )
-        return GenerationConfig(max_new_tokens=limit, eos_token_id=sorted(self._ends) or None, pad_token_id=self._pad, **sampling)
+        ends = sorted(self._ends) or None
+        return GenerationConfig.from_dict({"max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": self._pad, **sampling})
 
     def _cut(self, ids: list[int], limit: int) -> list[int]:
         end = next((place + 1 for place, token in enumerate(ids) if token in self._ends), limit)
@@ -222,13 +223,12 @@ class TransformersBackend(Backend):
         except Exception as error:
             if not _out_of_memory(error):
                 raise BackendError(f"{self.name} failed: {one_line(error)}") from error
-            said = f"{self.name} ran out of memory over {rows} prompts at once"
-        else:
-            return
-        # outside of the handler, whose traceback holds the tensors
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        raise BackendError(f"{said}; lower batch_size (now {self.batch_size}) or chunk_tokens")
+            traceback.clear_frames(error.__traceback__)  # they hold the tensors
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            raise BackendError(
+                f"{self.name} ran out of memory over {rows} prompts at once; lower batch_size (now {self.batch_size}) or chunk_tokens"
+            ) from error
 
 
 class _Tokens(BaseStreamer):
@@ -270,6 +270,12 @@ class _Stop(StoppingCriteria):
         return torch.tensor(done, device=input_ids.device)  # type: ignore[return-value]
 
 
+def _copy(error: BackendError) -> BackendError:
+    copy = BackendError(str(error), retryable=error.retryable)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
 @contextmanager
 def _loading(what: str, advice: str) -> Iterator[None]:
     try:
@@ -309,7 +315,7 @@ def _load_tokenizer(model: str | Path, options: Mapping[str, Any]) -> Any:
 def _load_model(model: str | Path, device: str, dtype: str | torch.dtype | None, options: Mapping[str, Any]) -> Any:
     name, file = _place(model)
     dtype = dtype or (torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16)
-    loaded = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **file, **options)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **file, **options)
     return loaded if "device_map" in options else loaded.to(device)
 
 

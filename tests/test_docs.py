@@ -18,10 +18,11 @@ def test_a_fence(example: CodeExample, eval_example: EvalExample) -> None:
         compile(example.source, str(example.path), "exec")
         return
     eval_example.set_config(line_length=150)
-    if eval_example.update_examples:  # pytest --update-examples writes what is printed into the page
-        eval_example.run_print_update(example)
-    else:
-        eval_example.run_print_check(example)
+    run = eval_example.run_print_update if eval_example.update_examples else eval_example.run_print_check  # pytest --update-examples
+    try:
+        run(example)
+    except Exception as error:  # pytest cannot show the traceback that leads into a page
+        pytest.fail(f"{type(error).__name__}: {error}", pytrace=False)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)

@@ -11,7 +11,7 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 def pytest_configure() -> None:
     """Let tiktoken find the vocabularies that llama-index-core ships, so that no test downloads one."""
-    spec = find_spec("llama_index.core")
+    spec = find_spec("llama_index") and find_spec("llama_index.core")
     if spec and spec.origin and "TIKTOKEN_CACHE_DIR" not in os.environ:
         os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(spec.origin).parent / "_static" / "tiktoken_cache")
 

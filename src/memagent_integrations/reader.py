@@ -34,8 +34,13 @@ class Reader:
 
     Args:
         model: a `Backend`, or a name that `load_backend` knows. "policy:DIR" brings its own prompts and budgets.
-        prompts: what is asked; default: this package's own prompts in the order `layout`.
-        chunk_tokens, memory_tokens, question_tokens, output_tokens, overlap_tokens: see `Budgets`.
+        prompts: what is asked; default: this package's own.
+        layout: order of the blocks in this package's own prompts; default: "section-first".
+        chunk_tokens: as in `Budgets`, like the four that follow.
+        memory_tokens: most tokens of the memory.
+        question_tokens: most tokens of the question.
+        output_tokens: most tokens of one reply, thinking included.
+        overlap_tokens: tokens that a chunk repeats of the one before.
         window: the model's context window; default: what the backend says, else 8,192.
         backend_options: more arguments of the backend that `model` names (`base_url`, `temperature`, ...).
 

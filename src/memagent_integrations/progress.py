@@ -1,0 +1,148 @@
+"""What the command line shows while it works, on standard error: a bar on a terminal, a plain line for each step elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
+
+from memagent_integrations.records import Plan, Reading, Step
+
+_EMPTY = Plan(chunks=0, calls=0, document_tokens=0, prompt_tokens=0, completion_tokens=0)
+
+
+class ReadingProgress:
+    """Shows how far a reading is. Without a terminal each step is one line; `quiet` shows nothing.
+
+    Tokens are those of the document, and tokens per second are by the clock, so that they tell the time left.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console, self.quiet = console, quiet
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            _Rate(),
+            console=console,
+            transient=True,
+            disable=not self.on_terminal,
+        )
+        self._task = self._bar.add_task("", total=None, rate=None, due=None)
+        self._plan = _EMPTY
+        self._began = time.monotonic()
+        self._tokens = 0
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether a bar is shown."""
+        return self._console.is_terminal and not self.quiet
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the bar away, to leave the terminal to the answer."""
+        self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """Show what is being done."""
+        self._bar.update(self._task, description=text)
+
+    def begin(self, plan: Plan | None) -> None:
+        """The reading begins; `plan` is None when the length of the document is unknown."""
+        self._plan = plan or _EMPTY
+        self._began = time.monotonic()
+        self._bar.update(self._task, description=self._label(0), total=self._plan.document_tokens or None)
+
+    def step(self, step: Step) -> None:
+        """A step is done."""
+        seconds = time.monotonic() - self._began
+        self._tokens += step.span.tokens if step.span else 0
+        rate = self._tokens / max(seconds, 1e-6)
+        rest = self._plan.document_tokens - self._tokens
+        left = rest / rate if rest > 0 and rate else None
+        due = None if left is None else time.monotonic() + left
+        self._bar.update(self._task, description=self._label(step.index + 1), completed=self._tokens, rate=rate, due=due)
+        if step.span:
+            ending = f", about {_clock(left)} left" if left else ""
+            self._line(f"{self._label(step.index)}: {step.span.tokens:,} tokens, {rate:,.0f} tokens/s{ending}")
+
+    def done(self, reading: Reading) -> None:
+        """The reading is complete."""
+        self.stop()
+        seconds, usage = time.monotonic() - self._began, reading.usage
+        counts = (("prompt", usage.prompt_tokens), ("completion", usage.completion_tokens), ("cached", usage.cached_tokens))
+        told = ", ".join(f"{name} {count:,}" for name, count in counts if count is not None)
+        self._line(
+            f"read {self._tokens:,} tokens in {len(reading.steps)} calls and {_clock(seconds)}" + (f" (tokens: {told})" if told else ""), always=True
+        )
+
+    def _label(self, number: int) -> str:
+        if not self._plan.chunks:
+            return f"chunk {number + 1}"
+        return f"chunk {number + 1} of {self._plan.chunks}" if number < self._plan.chunks else "answer"
+
+    def _line(self, text: str, *, always: bool = False) -> None:
+        if not self.quiet and (always or not self._console.is_terminal):
+            self._console.out(text, highlight=False)
+
+
+class PullProgress:
+    """Shows how far a download is: a bar on a terminal, one line elsewhere. Call it with the bytes had and the bytes in all."""
+
+    def __init__(self, console: Console, name: str, *, quiet: bool = False) -> None:
+        columns = (TextColumn("fetching {task.description}"), BarColumn(bar_width=20), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        self._task = self._bar.add_task(name, total=None)
+        if not quiet and not console.is_terminal:
+            console.out(f"fetching {name}", highlight=False)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def __call__(self, have: int, total: int | None) -> None:
+        """Take the state of the download."""
+        self._bar.update(self._task, completed=have, total=total)
+
+
+class _Rate(ProgressColumn):
+    """Tokens read, tokens per second, time left (counted down between the steps) or else the time gone."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        """The text for one task."""
+        rate, due = task.fields["rate"], task.fields["due"]
+        total = f" of {task.total:,.0f}" if task.total else ""
+        parts = [f"{task.completed:,.0f}{total} tokens", f"{rate:,.0f} tokens/s"] if rate else []
+        left = due - time.monotonic() if due else 0
+        parts.append(f"{_clock(left)} left" if left > 0 else _clock(task.elapsed or 0))
+        return Text(" · ".join(parts), style="progress.remaining")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

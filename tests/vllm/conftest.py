@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+import vllm_env
+
+FOLDER = "MEMAGENT_VLLM_MODEL"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip these tests where they cannot run, and let pass what vLLM itself warns of."""
+    reason = missing()
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.vllm)
+            item.add_marker(pytest.mark.filterwarnings("ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning"))
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def missing() -> str | None:
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:  # without an origin it is this folder
+        return "vLLM is not installed here; scripts/test --vllm makes an environment for it"
+    return None if os.environ.get(FOLDER) else f"{FOLDER} has to name the model's folder; scripts/test --vllm makes it"
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    return Path(os.environ[FOLDER])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_machine() -> Iterator[None]:
+    """vLLM with as much memory and as many threads as a small CPU machine has."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in vllm_env.environment().items():
+            patch.setenv(name, value)
+        yield

@@ -1,0 +1,222 @@
+"""Both ways to vLLM against the real thing: its server through the endpoint backend, then its engine in this process."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm_env
+from contract import SCRIPTS, BackendContract, ask, joined
+
+from memagent_integrations import Backend, BackendError, ContextOverflow, UsageError, load_backend
+from memagent_integrations.backends.chat import ChatTokenizer
+from memagent_integrations.records import Prompt, Reply
+
+SHARED = "The harbour master noted the tide and the wind. " * 60
+CPU = {"dtype": "float32", "enforce_eager": True}
+
+
+@pytest.fixture(scope="module")
+def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with vllm_env.server(model, log=tmp_path_factory.mktemp("server") / "log") as base_url:
+        yield base_url
+
+
+@pytest.fixture(scope="module")
+def served(url: str) -> Iterator[Backend]:
+    with load_backend("openai:smollm2", base_url=url, temperature=0.0) as backend:
+        yield backend
+
+
+class TestServer(BackendContract):
+    @pytest.fixture
+    def backend(self, served: Backend) -> Backend:
+        return served
+
+    async def test_async_gives_the_same(self, url: str) -> None:
+        backend = load_backend("openai:smollm2", base_url=url, temperature=0.0)
+        try:
+            await super().test_async_gives_the_same(backend)
+        finally:
+            await backend.aclose()  # in the event loop that opened the connections
+
+    def test_counts_as_the_models_own_tokenizer(self, backend: Backend, model: Path) -> None:
+        transformers = pytest.importorskip("transformers")
+        own = ChatTokenizer(transformers.AutoTokenizer.from_pretrained(model))
+        for text in (SCRIPTS, SHARED, "<|im_end|> \x00 \ud800", " "):
+            assert backend.count(text) == own.count(text)
+
+    def test_reports_what_it_took_from_the_cache(self, backend: Backend) -> None:
+        backend.complete(ask(SHARED + "What did he note?", 2))
+        usage = backend.complete(ask(SHARED + "Who noted it?", 2)).usage
+        assert usage.cached_tokens is not None
+        assert usage.prompt_tokens is not None
+        assert 0.5 * usage.prompt_tokens < usage.cached_tokens < usage.prompt_tokens
+
+    def test_an_unknown_model_is_named(self, url: str) -> None:
+        with load_backend("openai:no-such-model", base_url=url) as other, pytest.raises(BackendError, match="no-such-model") as caught:
+            other.complete(ask("Hello."))
+        assert not caught.value.retryable
+
+    def test_an_overflow_says_how_large_the_window_is(self, backend: Backend) -> None:
+        with pytest.raises(ContextOverflow, match="8192"):
+            backend.complete(ask("word " * 9000))
+
+
+@pytest.fixture(scope="module")
+def in_process(model: Path) -> Iterator[Backend]:
+    with load_backend(f"vllm:{model}", **CPU) as backend:
+        yield backend
+
+
+class TestInProcess(BackendContract):
+    @pytest.fixture
+    def backend(self, in_process: Backend) -> Backend:
+        return in_process
+
+    def test_reports_what_it_took_from_the_cache(self, backend: Backend) -> None:
+        backend.complete(ask(SHARED + "What did he note?", 2))
+        usage = backend.complete(ask(SHARED + "Who noted it?", 2)).usage
+        assert usage.cached_tokens is not None
+        assert usage.prompt_tokens is not None
+        assert 0.5 * usage.prompt_tokens < usage.cached_tokens < usage.prompt_tokens
+
+    def test_each_prompt_has_its_own_limit(self, backend: Backend) -> None:
+        prompts = [ask("Count from one to fifty in words, please.", limit) for limit in (9, 2, 5)]
+        replies = backend.complete_batch(prompts)
+        assert [reply.usage.completion_tokens for reply in replies if isinstance(reply, Reply)] == [9, 2, 5]
+        assert replies[0].text.startswith(replies[2].text)  # type: ignore[union-attr]
+
+    def test_ends_with_the_text(self, backend: Backend) -> None:
+        prompt = ask("Say hello.", 200)
+        reply = backend.complete(prompt)
+        assert reply.finish_reason == "stop"
+        assert "<|im_end|>" not in reply.text
+        assert joined(backend.stream(prompt))[0] == reply.text
+
+    def test_the_window_is_used_to_the_last_token(self, backend: Backend) -> None:
+        used = backend.template_tokens + backend.count("word " * 8000)
+        with pytest.raises(ContextOverflow, match=rf"prompt {used} \+ output {8193 - used} = 8193 tokens, but the window holds 8192"):
+            backend.complete(ask("word " * 8000, 8193 - used))
+        assert backend.complete(ask("word " * 8000, 8192 - used)).usage.prompt_tokens == used
+
+    def test_what_the_template_is_given_back_as_an_error(self, backend: Backend) -> None:
+        with pytest.raises(UsageError, match="empty"):
+            backend.complete(Prompt(index=0, phase="answer", messages=(), max_tokens=2))
+
+    def test_streams_and_calls_share_the_engine(self, backend: Backend) -> None:
+        prompt = ask("Count from one to one hundred in words.", 60)
+        stream = backend.stream(prompt)
+        first = next(stream)
+        assert backend.complete(ask("Name three colours.", 12)).text, "a stream that waits holds nobody up"
+        texts: dict[int, str] = {}
+        threads = [threading.Thread(target=lambda n=n: texts.update({n: joined(backend.stream(prompt))[0]})) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        text, reply, _ = joined([first, *stream])
+        for thread in threads:
+            thread.join()
+        assert set(texts.values()) == {text} == {reply.text}
+        assert len(texts) == 3
+
+    def test_leaving_a_stream_takes_its_prompt_out_of_the_engine(self, backend: Backend) -> None:
+        stream = backend.stream(ask("Count from one to one hundred in words.", 2000))
+        next(stream)
+        engine = backend._engine._engine  # type: ignore[attr-defined]
+        assert engine.has_unfinished_requests()
+        stream.close()
+        assert not engine.has_unfinished_requests()
+
+    def test_a_refused_prompt_leaves_the_others_alone(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+        encode = backend._chat.encode  # type: ignore[attr-defined]
+        beyond = 10**9  # no token of this vocabulary
+        monkeypatch.setattr(backend._chat, "encode", lambda prompt, window: [beyond] if prompt.max_tokens == 3 else encode(prompt, window))  # type: ignore[attr-defined]
+        first, refused, last = backend.complete_batch([ask("Hello.", 4), ask("Hello.", 3), ask("Hello.", 4)])
+        assert isinstance(refused, BackendError)
+        assert isinstance(first, Reply)
+        assert isinstance(last, Reply)
+        assert first.text == last.text
+        with pytest.raises(BackendError, match="failed"):
+            list(backend.stream(ask("Hello.", 3)))
+
+
+def make_adapter(model: Path, folder: Path) -> Path:
+    """A LoRA adapter with random weights."""
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    config = json.loads((model / "config.json").read_text())
+    width, rank = config["hidden_size"], 32
+    random = torch.Generator().manual_seed(3)
+    weights: dict[str, Any] = {}
+    for layer in range(config["num_hidden_layers"]):
+        name = f"base_model.model.model.layers.{layer}.self_attn.o_proj.lora_"
+        weights[f"{name}A.weight"] = torch.randn(rank, width, generator=random) / width**0.5
+        weights[f"{name}B.weight"] = torch.randn(width, rank, generator=random) / rank**0.5
+    folder.mkdir()
+    safetensors.save_file(weights, folder / "adapter_model.safetensors")
+    lora = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 64,
+        "lora_dropout": 0.0,
+        "target_modules": ["o_proj"],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(lora))
+    return folder
+
+
+class TestAdapter:
+    def test_changes_what_the_model_says(self, in_process: Backend, model: Path, tmp_path: Path) -> None:
+        prompt = ask("Name three colours.")
+        plain = in_process.complete(prompt).text
+        in_process.close()
+        with pytest.raises(BackendError, match="is closed"):
+            in_process.complete(prompt)
+        with pytest.raises(BackendError, match="is closed"):
+            list(in_process.stream(prompt))
+        options = CPU | {"adapter": make_adapter(model, tmp_path / "adapter"), "window": 1024, "temperature": 0.7, "seed": 4, "batch_size": 2}
+        with load_backend(f"vllm:{model}", **options) as adapted:
+            assert (adapted.window, adapted.batch_size) == (1024, 2)
+            reply = adapted.complete(prompt)
+            assert reply.text != plain
+            assert adapted.complete(prompt).text == reply.text, "the seed makes it the same again"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 7.0}, "top_p"),
+        ({"no_such_option": 1}, "no_such_option"),
+        ({"window": 100_000}, "8192"),
+    ],
+)
+def test_wrong_settings(model: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_backend(f"vllm:{model}", **(CPU | options))
+
+
+def test_models_and_adapters_that_are_not_there(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="vLLM cannot load"):
+        load_backend(f"vllm:{tmp_path}", **CPU)
+    with pytest.raises(UsageError, match=r"adapter_config\.json"):
+        load_backend(f"vllm:{model}", adapter=tmp_path, **CPU)
+
+
+def test_an_adapter_for_another_model(model: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(model, tmp_path / "adapter")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["no_such_module"]}))
+    with pytest.raises(UsageError, match="vLLM cannot load"):
+        load_backend(f"vllm:{model}", adapter=adapter, window=1024, **CPU)
+
+
+def test_a_server_that_does_not_come_up(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="ended with status"), vllm_env.server(tmp_path / "nothing", log=tmp_path / "log"):
+        pytest.fail("it came up")

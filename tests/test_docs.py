@@ -19,10 +19,13 @@ def test_a_fence(example: CodeExample, eval_example: EvalExample) -> None:
         return
     eval_example.set_config(line_length=150)
     run = eval_example.run_print_update if eval_example.update_examples else eval_example.run_print_check  # pytest --update-examples
+    failure = None
     try:
         run(example)
-    except Exception as error:  # pytest cannot show the traceback that leads into a page
-        pytest.fail(f"{type(error).__name__}: {error}", pytrace=False)
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+    if failure:  # raised out here, because pytest cannot show the traceback that leads into a page
+        pytest.fail(failure, pytrace=False)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)

@@ -13,15 +13,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import vllm_env
 
 FOLDER = "MEMAGENT_VLLM_MODEL"
+WARNS = [  # what vLLM and the torch that it pins warn of by themselves
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
+    "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
+    "ignore:Unclosed context <zmq:ResourceWarning",
+]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in WARNS:
+        config.addinivalue_line("filterwarnings", line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip these tests where they cannot run, and let pass what vLLM itself warns of."""
+    """Skip these tests where they cannot run."""
     reason = missing()
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.vllm)
-            item.add_marker(pytest.mark.filterwarnings("ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning"))
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 from memagent_integrations import models, policies
@@ -10,7 +11,7 @@ from memagent_integrations.backends.base import Backend
 from memagent_integrations.backends.scripted import ScriptedBackend
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
 
-__all__ = ["Backend", "ScriptedBackend", "load_backend"]
+__all__ = ["KINDS", "Backend", "ScriptedBackend", "load_backend"]
 
 _KINDS = {  # kind -> module, class, extra
     "openai": ("openai", "OpenAIBackend", None),
@@ -18,6 +19,8 @@ _KINDS = {  # kind -> module, class, extra
     "transformers": ("transformers", "TransformersBackend", "transformers"),
     "vllm": ("vllm", "VLLMBackend", "vllm"),
 }
+KINDS = (*_KINDS, "policy")
+"""What may stand before the colon of a name."""
 
 
 def load_backend(spec: str, **options: Any) -> Backend:
@@ -41,7 +44,7 @@ def load_backend(spec: str, **options: Any) -> Backend:
         return load_backend(policy.model, **(adapter | options))
     if kind in _KINDS and name:
         return _make(kind, name, options)
-    known = ", ".join([f"{kind}:NAME" for kind in _KINDS] + ["policy:DIR", *models.EMBEDDED])
+    known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *models.EMBEDDED])
     raise UsageError(f"unknown model {spec!r}; use one of {known}")
 
 
@@ -54,7 +57,8 @@ def _make(kind: str, model: Any, options: dict[str, Any]) -> Backend:
     except ImportError as error:
         raise MissingExtra.extra(str(error.name), extra or "all") from error
     try:
-        backend: Backend = cls(model, **options)
+        inspect.signature(cls).bind(model, **options)
     except TypeError as error:
         raise UsageError(f"{name} does not take these options: {error}") from error
+    backend: Backend = cls(model, **options)
     return backend

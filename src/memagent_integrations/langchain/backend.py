@@ -1,0 +1,250 @@
+"""A backend over any LangChain model, and whatever is wrapped around one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing
+from copy import copy
+from typing import Any, cast
+
+from langchain_core.language_models import BaseLLM, LanguageModelInput, LanguageModelLike
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages.ai import UsageMetadata, add_usage
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableWithFallbacks
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.configurable import RunnableConfigurableFields
+from pydantic import SecretStr
+
+from memagent_integrations.backends import Backend, load_backend
+from memagent_integrations.backends.failures import translated
+from memagent_integrations.errors import BackendError, UsageError
+from memagent_integrations.records import Prompt, Reply, Usage
+from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
+
+_LIMITS = dict.fromkeys(("BaseChatOpenAI", "BaseOpenAI", "ChatAnthropic", "ChatGroq", "ChatMistralAI"), "max_tokens")
+_LIMITS["ChatGoogleGenerativeAI"] = "max_output_tokens"
+_FINISH = dict.fromkeys(("end_turn", "stop_sequence"), "stop") | dict.fromkeys(("max_tokens", "max_output_tokens", "model_length"), "length")
+_FINISH |= dict.fromkeys(("safety", "refusal"), "content_filter")
+_MESSAGES: dict[str, type[BaseMessage]] = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
+
+
+class ChatModelBackend(Backend):
+    """A backend that calls a LangChain model, or anything wrapped around one: `.with_retry()`, `.bind()`, `.with_fallbacks()`.
+
+    `config` is that of the run the calls belong to. Each call is a run of its own, `memagent_memory` or `memagent_answer`; those of the
+    memory carry the tag "nostream". The output limit is passed to the model classes known to take one; for others give the name of the keyword
+    argument as `limit_parameter`. `window` defaults to what the model's profile or its endpoint says.
+
+    Tokens are counted by `tokenizer`, a counter or a name that `load_counter` knows. Without one they are counted, for OpenAI's models, by
+    tiktoken, and for a model with an `openai_api_base` as `OpenAIBackend` counts them; for others `count` raises `UsageError`.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModelLike,
+        config: RunnableConfig | None = None,
+        *,
+        tokenizer: str | Counter | None = None,
+        window: int | None = None,
+        limit_parameter: str | None = None,
+        concurrency: int = 8,
+    ) -> None:
+        if not isinstance(model, Runnable):
+            raise UsageError(f"model has to be a LangChain model, not {type(model).__name__}")
+        self.model = model
+        self.concurrency = concurrency
+        self._config = config or RunnableConfig()
+        self._tokenizer, self._window, self._limit = tokenizer, window, limit_parameter
+        self._models = _wrapped(model)
+        self._counting = Once()
+        self._streams = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The class of the model and its own name."""
+        name = getattr(self._models[0], "model_name", None) or getattr(self._models[0], "model", None)
+        return f"langchain:{type(self._models[0]).__name__}" + (f":{name}" if isinstance(name, str) else "")
+
+    @property
+    def window(self) -> int | None:  # type: ignore[override]
+        """Context window as given, or as the model's profile or its endpoint tells it."""
+        return self._window or self._counter_and_window()[1]
+
+    def under(self, config: RunnableConfig, *, streams: bool) -> ChatModelBackend:
+        """This backend, its calls as children of the run of `config`; without `streams`, `stream` gives the reply in one piece."""
+        other = copy(self)
+        other._config, other._streams = config, streams
+        return other
+
+    def count(self, text: str) -> int:
+        """Tokens of the text."""
+        return self._counter_and_window()[0](text) if text else 0
+
+    def complete(self, prompt: Prompt) -> Reply:
+        """One call of the model."""
+        received = _Received()
+        with translated(self.name):
+            received.add(self.model.invoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
+        return received.reply()
+
+    async def acomplete(self, prompt: Prompt) -> Reply:
+        """One call of the model, async."""
+        received = _Received()
+        with translated(self.name):
+            received.add(await self.model.ainvoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
+        return received.reply()
+
+    def stream(self, prompt: Prompt) -> Generator[str | Reply]:
+        """One call of the model, streamed."""
+        if not self._streams:
+            yield from super().stream(prompt)
+            return
+        received = _Received()
+        with translated(self.name):
+            for part in self.model.stream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True)):
+                if text := received.add(part):
+                    yield text
+        yield received.reply()
+
+    async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
+        """One call of the model, streamed, async."""
+        if not self._streams:
+            reply = await self.acomplete(prompt)
+            yield reply.text
+            yield reply
+            return
+        received = _Received()
+        with translated(self.name):
+            stream = self.model.astream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True))
+            async with aclosing(cast("AsyncGenerator[Any]", stream)) as parts:
+                async for part in parts:
+                    if text := received.add(part):
+                        yield text
+        yield received.reply()
+
+    def _input(self, prompt: Prompt) -> LanguageModelInput:
+        if all(isinstance(model, BaseLLM) for model in self._models):  # it would write "Human:" before a message
+            return "\n\n".join(message.content for message in prompt.messages)
+        return [_MESSAGES[message.role](content=message.content) for message in prompt.messages]
+
+    def _run(self, prompt: Prompt) -> RunnableConfig:
+        """What the run of this call shows in traces."""
+        tags = [f"memagent:{prompt.phase}", *(["nostream"] if prompt.phase == "memory" else [])]  # LangGraph streams no tokens under this tag
+        return {
+            **self._config,
+            "run_name": f"memagent_{prompt.phase}",
+            "tags": [*self._config.get("tags", []), *tags],
+            "metadata": {**self._config.get("metadata", {}), "memagent_step": prompt.index, "memagent_phase": prompt.phase},
+        }
+
+    def _options(self, prompt: Prompt, *, stream: bool = False) -> dict[str, Any]:
+        """Keyword arguments that every one of the models is known to take."""
+        limits = {next((_LIMITS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in _LIMITS), None) for model in self._models}
+        limit = self._limit or (limits.pop() if len(limits) == 1 else None)
+        options: dict[str, Any] = {limit: prompt.max_tokens} if limit else {}
+        if stream and all(_tells_no_usage(model) for model in self._models):
+            options["stream_usage"] = True
+        return options
+
+    def _counter_and_window(self) -> tuple[Counter, int | None]:
+        return cast("tuple[Counter, int | None]", self._counting.get((), self._find_counter))
+
+    def _find_counter(self) -> tuple[Counter, int | None]:
+        model = self._models[0]
+        window = (getattr(model, "profile", None) or {}).get("max_input_tokens")
+        if self._tokenizer is not None:
+            return load_counter(self._tokenizer) if isinstance(self._tokenizer, str) else self._tokenizer, window
+        name, address = getattr(model, "model_name", None), getattr(model, "openai_api_base", None)
+        if name and address:
+            key = getattr(model, "openai_api_key", None)
+            endpoint = load_backend(f"openai:{name}", base_url=address, api_key=key.get_secret_value() if isinstance(key, SecretStr) else None)
+            return endpoint.count, endpoint.window or window
+        if name:
+            return openai_counter(name), window
+        raise UsageError(f"nothing is known that counts the tokens of {self.name}; {WAYS_OUT}")
+
+
+class _Received:
+    """One reply, put together from what the model gives."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._usage: UsageMetadata | None = None
+        self._finish: str | None = None
+
+    def add(self, part: Any) -> str:
+        """Take a message, a chunk of one, or a text; return its text."""
+        if not isinstance(part, (str, BaseMessage)):
+            raise UsageError(f"a model answers with a message or a text; this one gave {type(part).__name__}")
+        text = part if isinstance(part, str) else str(part.text)
+        self._texts.append(text)
+        if isinstance(part, AIMessage):
+            self._usage = add_usage(self._usage, part.usage_metadata) if part.usage_metadata else self._usage
+            self._finish = _finish_reason(part) or self._finish
+            self._reasoning += [str(block.get("reasoning", "")) for block in part.content_blocks if block["type"] == "reasoning"]
+        return text
+
+    def reply(self) -> Reply:
+        """The whole reply."""
+        if not self._texts:
+            raise BackendError("the model ended without a reply", retryable=True)
+        text, reasoning, seconds = "".join(self._texts), "".join(self._reasoning), time.perf_counter() - self._started
+        return Reply(text=text, reasoning=reasoning, usage=_usage(self._usage), finish_reason=self._finish, seconds=seconds)
+
+
+class Once:
+    """A value that is made at its first use, by one thread, and again for another key. Copies and pickles of it are empty."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: tuple[tuple[Any, ...], Any] | None = None
+
+    def get(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """The value that `make` made for `key`."""
+        with self._lock:
+            if self._made is None or not all(map(_same, self._made[0], key)):
+                self._made = key, make()
+            return self._made[1]
+
+    def __reduce__(self) -> tuple[type[Once], tuple[()]]:
+        return Once, ()
+
+
+def _wrapped(model: Any) -> list[Any]:
+    """The models inside retries, bindings and fallbacks, the first choice first."""
+    if isinstance(model, RunnableBindingBase):
+        return _wrapped(model.bound)
+    if isinstance(model, RunnableConfigurableFields):
+        return _wrapped(model.default)
+    if isinstance(model, RunnableWithFallbacks):
+        return [inner for each in model.runnables for inner in _wrapped(each)]
+    return [model]
+
+
+def _tells_no_usage(model: Any) -> bool:
+    """Whether this is a ChatOpenAI that asks for no usage in streams because its server is not OpenAI's."""
+    return getattr(model, "stream_usage", False) is None and bool(getattr(model, "openai_api_base", None))
+
+
+def _finish_reason(message: AIMessage) -> str | None:
+    told = message.response_metadata
+    reason = next((told[name] for name in ("finish_reason", "stop_reason", "done_reason") if told.get(name)), None)
+    reason = reason or (told.get("incomplete_details") or {}).get("reason")  # OpenAI's Responses API
+    if message.additional_kwargs.get("refusal"):
+        return "content_filter"
+    return _FINISH.get(str(reason).lower(), str(reason).lower()) if reason else None
+
+
+def _usage(told: UsageMetadata | None) -> Usage:
+    if not told:
+        return Usage()
+    cached = told.get("input_token_details", {}).get("cache_read")
+    return Usage(prompt_tokens=told["input_tokens"], completion_tokens=told["output_tokens"], cached_tokens=cached)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, str) and one == other)

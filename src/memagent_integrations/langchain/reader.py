@@ -1,0 +1,262 @@
+"""A runnable that reads a document for a question.
+
+The reading itself is the core's `Reader`; here its events become messages, chunks, runs and custom events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, Self, cast
+
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun, adispatch_custom_event, dispatch_custom_event
+from langchain_core.language_models import LanguageModelLike
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
+from langchain_core.runnables.config import patch_config
+from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
+from pydantic import ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from typing_extensions import TypedDict
+
+from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
+from memagent_integrations.errors import MissingExtra, UsageError
+from memagent_integrations.langchain.backend import ChatModelBackend, Once
+from memagent_integrations.langchain.messages import STEP, elided, job, merged, text_of, to_chunk, to_message, told
+from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader import Reader
+from memagent_integrations.records import Layout, Reading, Step
+from memagent_integrations.tokens import Counter
+
+_BUDGETS = ("chunk_tokens", "memory_tokens", "question_tokens", "output_tokens", "overlap_tokens")
+
+
+class ReaderInput(TypedDict):
+    """What `MemAgentReader` takes: a question, and a document of any length to answer it from.
+
+    `context` is what `documents.pieces` takes (text, a `Path`, `Document`s, a loader, an iterator, in async calls an async one), a retriever,
+    which is asked the question, or a `Blob`.
+    """
+
+    question: str
+    context: Any
+
+
+def _model_checked(model: Any) -> Any:
+    if not isinstance(model, (str, Backend, Runnable)):
+        raise UsageError(f"model has to be a LangChain model, a Backend or a name, not {type(model).__name__}")
+    return model
+
+
+class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
+    """A runnable that reads a document of any length with a fixed window and answers a question from it.
+
+    `model` is a LangChain model or anything wrapped around one, a `Backend`, or a name: one that `load_backend` knows ("smollm2",
+    "openai:NAME", "policy:DIR", ...), any other "provider:name" is LangChain's `init_chat_model`'s. A named model is loaded at the first use,
+    once. A retry belongs to the model (`model.with_retry()`): around the reader it begins the document anew.
+
+    `tokenizer` counts the tokens (see `ChatModelBackend`); the other settings are those of `Reader`. `trace_inputs="full"` lets traces hold
+    the document; by default they say only how long it is.
+
+    The answer is an `AIMessage`: `usage_metadata` sums all calls (None where a server did not tell), `response_metadata["memagent"]` says how
+    it was read. Streams give the answer as it is written, and then an empty chunk with these two. Each memory update is followed by the
+    custom event "memagent_step", which LangGraph's `stream_mode="custom"` shows too. `reader.bind(question=...)` makes the input the context.
+
+    Raises:
+        UsageError: a setting is wrong, or the input is; `Reader.read` lists what else a call may raise.
+        MissingExtra: the package of a named model is not installed.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    model: Annotated[LanguageModelLike | Backend | str, PlainValidator(_model_checked)]
+    tokenizer: str | Counter | None = None
+    chunk_tokens: int | None = None
+    memory_tokens: int | None = None
+    question_tokens: int | None = None
+    output_tokens: int | None = None
+    overlap_tokens: int | None = None
+    layout: Layout | None = None
+    prompts: PromptSet | None = None
+    window: int | None = None
+    trace_inputs: Literal["elided", "full"] = "elided"
+    loaded: Once = Field(default_factory=Once, exclude=True, repr=False)  # a field, so that `configurable_fields` hands it on
+
+    def __init__(self, model: LanguageModelLike | Backend | str, **settings: Any) -> None:
+        try:
+            super().__init__(model=model, **settings)  # type: ignore[call-arg]
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+    @model_validator(mode="after")
+    def _settings_checked(self) -> Self:
+        if not (isinstance(self.model, str) and self.model.startswith("policy:")):  # its budgets are known when it is loaded
+            Reader(ScriptedBackend([]), **self._settings)
+        return self
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """True: `dumpd` gives a constructor. For `load`, pass this class and the model's as `allowed_objects`."""
+        return True
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """Where `load` finds the class: in the package, whatever file it is in."""
+        return ["memagent_integrations", "langchain"]
+
+    @property
+    def lc_attributes(self) -> dict[str, Any]:
+        """The prompts as a dict, which JSON can hold."""
+        return {"prompts": asdict(self.prompts)} if self.prompts else {}
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """What of the model can be configured at run time."""
+        return get_unique_config_specs(self.model.config_specs) if isinstance(self.model, Runnable) else []
+
+    def invoke(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
+        """Read the document, answer the question."""
+
+        def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
+            child = patch_config(config, callbacks=run_manager.get_child())
+            *_, reading = self._events(job(input, kwargs), child, streams=False)
+            return to_message(cast("Reading", reading))
+
+        return self._call_with_config(read, self._traced(input), config)
+
+    async def ainvoke(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
+        """`invoke`, async."""
+
+        async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
+            child = patch_config(config, callbacks=run_manager.get_child())
+            async with aclosing(self._aevents(job(input, kwargs), child, streams=False)) as events:
+                *_, reading = [event async for event in events]
+            return to_message(cast("Reading", reading))
+
+        return await self._acall_with_config(read, self._traced(input), config)
+
+    def stream(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
+        """`invoke`, with the answer in chunks as it is written; the last is empty and tells usage and details."""
+
+        def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Iterator[AIMessage]:
+            yield from map(to_chunk, self._events(job(input, kwargs), config, streams=True))
+
+        chunks = self._transform_stream_with_config(iter([self._traced(input)]), read, config)
+        yield from cast("Iterator[AIMessageChunk]", chunks)
+
+    async def astream(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncGenerator[AIMessageChunk]:
+        """`stream`, async."""
+
+        async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AsyncGenerator[AIMessage]:
+            async with aclosing(self._aevents(job(input, kwargs), config, streams=True)) as events:
+                async for event in events:
+                    yield to_chunk(event)
+
+        chunks = self._atransform_stream_with_config(_achain([self._traced(input)]), read, config)
+        async with aclosing(cast("AsyncGenerator[AIMessageChunk]", chunks)) as stream:
+            async for chunk in stream:
+                yield chunk
+
+    def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
+        """`stream`, of an input that comes in pieces: dicts that together hold the question and the context.
+
+        With `bind(question=...)` the pieces are the context, and are read as they come.
+        """
+        if not kwargs:
+            value = merged(list(input))
+        else:
+            head = list(itertools.islice(input, 2))
+            value = head[0] if len(head) == 1 else itertools.chain(head, input)
+        yield from self.stream(value, config, **kwargs)
+
+    async def atransform(self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> AsyncGenerator[AIMessageChunk]:
+        """`transform`, async."""
+        value: Any
+        if not kwargs:
+            value = merged([item async for item in input])
+        else:
+            head = []
+            async for item in input:
+                head.append(item)
+                if len(head) == 2:
+                    break
+            value = head[0] if len(head) == 1 else _achain(head, input)
+        async with aclosing(self.astream(value, config, **kwargs)) as stream:
+            async for chunk in stream:
+                yield chunk
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in (*_BUDGETS, "layout", "prompts", "window")}
+
+    def _load(self) -> Reader:
+        model = self.model
+        if isinstance(model, str) and ":" in model and model.partition(":")[0] not in KINDS:
+            model = _chat_model(model)
+        if isinstance(model, Runnable):
+            return Reader(ChatModelBackend(model, tokenizer=self.tokenizer))
+        return Reader(model, backend_options=None if self.tokenizer is None else {"tokenizer": self.tokenizer})
+
+    def _reader(self, config: RunnableConfig, *, streams: bool) -> Reader:
+        """A reader with these settings, over the loaded model; its own prompts and budgets (a policy's) hold where none are set."""
+        own: Reader = self.loaded.get((self.model, self.tokenizer), self._load)
+        backend = own.backend.under(config, streams=streams) if isinstance(own.backend, ChatModelBackend) else own.backend
+        settings = self._settings
+        settings |= {name: getattr(own.budgets, name) for name in _BUDGETS if settings[name] is None}
+        settings["prompts"] = self.prompts or (None if self.layout else own.prompts)
+        return Reader(backend, **settings)
+
+    def _events(self, job: tuple[str, Any], config: RunnableConfig, *, streams: bool) -> Iterator[str | Reading]:
+        question, context = job
+        document = context.invoke(question, config) if isinstance(context, BaseRetriever) else context
+        for event in self._reader(config, streams=streams).stream(question, text_of(document)):
+            if not isinstance(event, Step):
+                yield event
+            elif event.phase == "memory":
+                dispatch_custom_event(STEP, told(event), config=config)
+
+    async def _aevents(self, job: tuple[str, Any], config: RunnableConfig, *, streams: bool) -> AsyncGenerator[str | Reading]:
+        question, context = job
+        document = await context.ainvoke(question, config) if isinstance(context, BaseRetriever) else context
+        reader = await asyncio.to_thread(self._reader, config, streams=streams)
+        async with aclosing(reader.astream(question, text_of(document))) as events:
+            async for event in events:
+                if not isinstance(event, Step):
+                    yield event
+                elif event.phase == "memory":
+                    await adispatch_custom_event(STEP, told(event), config=config)
+
+    def _traced(self, value: Any) -> Any:
+        """The input as traces show it."""
+        if self.trace_inputs == "full":
+            return value
+        if isinstance(value, Mapping):
+            return {name: value[name] if name == "question" else elided(value[name]) for name in ("question", "context") if name in value}
+        return elided(value)
+
+
+def _chat_model(spec: str) -> Any:
+    try:
+        from langchain.chat_models import init_chat_model
+    except ImportError as error:
+        raise MissingExtra.extra("langchain", "langchain") from error
+    try:
+        return init_chat_model(spec)
+    except ImportError as error:
+        command = re.search(r"pip install [\w.\[\]-]+", str(error))
+        raise MissingExtra(f"the package of {spec}", command=command[0] if command else "see the message above") from error
+    except Exception as error:  # an unknown provider, or no key: whatever its class raises
+        raise UsageError(f"LangChain cannot make the model {spec!r}: {error}") from error
+
+
+async def _achain(head: list[Any], rest: AsyncIterator[Any] | None = None) -> AsyncGenerator[Any]:
+    for item in head:
+        yield item
+    if rest:
+        async for item in rest:
+            yield item

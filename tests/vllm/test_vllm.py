@@ -20,13 +20,13 @@ SHARED = "The harbour master noted the tide and the wind. " * 60
 CPU = {"dtype": "float32", "enforce_eager": True}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")  # one after the other: each of them takes gigabytes
 def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with vllm_env.server(model, log=tmp_path_factory.mktemp("server") / "log") as base_url:
         yield base_url
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")  # one after the other: each of them takes gigabytes
 def served(url: str) -> Iterator[Backend]:
     with load_backend("openai:smollm2", base_url=url, temperature=0.0) as backend:
         yield backend
@@ -67,7 +67,7 @@ class TestServer(BackendContract):
             backend.complete(ask("word " * 9000))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")  # one after the other: each of them takes gigabytes
 def in_process(model: Path) -> Iterator[Backend]:
     with load_backend(f"vllm:{model}", **CPU) as backend:
         yield backend
@@ -171,21 +171,19 @@ def make_adapter(model: Path, folder: Path) -> Path:
     return folder
 
 
-class TestAdapter:
-    def test_changes_what_the_model_says(self, in_process: Backend, model: Path, tmp_path: Path) -> None:
-        prompt = ask("Name three colours.")
-        plain = in_process.complete(prompt).text
-        in_process.close()
-        with pytest.raises(BackendError, match="is closed"):
-            in_process.complete(prompt)
-        with pytest.raises(BackendError, match="is closed"):
-            list(in_process.stream(prompt))
-        options = CPU | {"adapter": make_adapter(model, tmp_path / "adapter"), "window": 1024, "temperature": 0.7, "seed": 4, "batch_size": 2}
-        with load_backend(f"vllm:{model}", **options) as adapted:
-            assert (adapted.window, adapted.batch_size) == (1024, 2)
-            reply = adapted.complete(prompt)
-            assert reply.text != plain
-            assert adapted.complete(prompt).text == reply.text, "the seed makes it the same again"
+def test_an_adapter_changes_what_the_model_says(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = ask("Name three colours.")
+    options = CPU | {"adapter": make_adapter(model, tmp_path / "adapter"), "window": 1024, "temperature": 0.7, "seed": 4, "batch_size": 2}
+    with load_backend(f"vllm:{model}", **options) as adapted:
+        assert (adapted.window, adapted.batch_size) == (1024, 2)
+        reply = adapted.complete(prompt)
+        assert adapted.complete(prompt).text == reply.text, "the seed makes it the same again"
+        monkeypatch.setattr(adapted, "_adapter", None)
+        assert adapted.complete(prompt).text != reply.text
+    with pytest.raises(BackendError, match="is closed"):
+        adapted.complete(prompt)
+    with pytest.raises(BackendError, match="is closed"):
+        list(adapted.stream(prompt))
 
 
 @pytest.mark.parametrize(

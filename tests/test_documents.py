@@ -184,4 +184,4 @@ def test_kinds() -> None:
     assert not is_one_shot(["a"])
     assert not is_one_shot("a")
     assert not is_async("a")
-    assert is_async(Loader("alazy_load", []))
+    assert not is_async(Loader("alazy_load", []))

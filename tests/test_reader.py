@@ -166,6 +166,7 @@ def test_the_window_holds_every_prompt() -> None:
         ({"memory_tokens": -1}, "memory_tokens"),
         ({"output_tokens": 1.5}, "output_tokens"),
         ({"overlap_tokens": 150}, "overlap_tokens has to lie between 0 and half of chunk_tokens"),
+        ({"overlap_tokens": "a"}, "overlap_tokens has to be a whole number"),
         ({"layout": "sideways"}, "layout has to be one of"),
         ({"layout": "memory-first", "prompts": PromptSet.default()}, "not both"),
     ],
@@ -176,7 +177,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], said: str) -> Non
 
 
 def test_a_window_given_by_hand() -> None:
-    with pytest.raises(UsageError, match="window has to be at least 1"):
+    with pytest.raises(UsageError, match="window has to be a whole number of at least 1"):
         Reader(ScriptedBackend(notes), window=0)
     with pytest.raises(ContextOverflow, match="the window holds 2000"):
         Reader(ScriptedBackend(notes, window=8192), window=2000).read("q", DOCUMENT)

@@ -21,8 +21,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from memagent_integrations import __version__, models, policies
-from memagent_integrations.backends import load_backend
+from memagent_integrations import __version__, models
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
 from memagent_integrations.progress import PullProgress, ReadingProgress
 from memagent_integrations.prompts import PromptSet
@@ -132,7 +131,7 @@ def read(
     _fetch(model, None, console, quiet=quiet)
     with ReadingProgress(console, quiet=quiet) as progress:
         progress.say(f"loading {model}")
-        with _reader(model, options, prompts=prompt_set, layout=layout, **_given(**budgets)) as reader:
+        with Reader(model, prompts=prompt_set, layout=layout, backend_options=options, **_given(**budgets)) as reader:
             if plan:
                 found = dataclasses.asdict(reader.plan(question, _document(files)))
                 typer.echo(json.dumps(found) if as_json else "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in found.items()))
@@ -141,7 +140,7 @@ def read(
             progress.done(reading)
     try:
         if trace:
-            _save(reading, trace)
+            reading.save(trace)
     finally:
         if not stream:
             typer.echo(reading.to_json() if as_json else reading.answer)
@@ -182,9 +181,8 @@ def _read(reader: Reader, question: str, files: list[str], progress: ReadingProg
         if trace and steps:
             failure = error if isinstance(error, MemAgentError) else MemAgentError("interrupted")
             memory, name = steps[-1].memory, reader.backend.name
-            _save(
-                Reading(question=question, answer=None, memory=memory, steps=tuple(steps), model=name, budgets=reader.budgets, error=failure), trace
-            )
+            partial = Reading(question=question, answer=None, memory=memory, steps=tuple(steps), model=name, budgets=reader.budgets, error=failure)
+            partial.save(trace)
         raise
 
 
@@ -202,17 +200,6 @@ def _streamed(reader: Reader, question: str, files: list[str], progress: Reading
                 begun = True
             typer.echo(event, nl=False)
     raise AssertionError("a stream ends with a reading")
-
-
-def _reader(spec: str, options: dict[str, Any], **settings: Any) -> Reader:
-    """A reader whose backend gets `options`. Prompts and budgets of a policy hold where the command line gives none."""
-    if not options:
-        return Reader(spec, **settings)
-    if spec.startswith("policy:"):
-        policy = policies.load(spec.removeprefix("policy:"))
-        default = None if settings["layout"] else policy.prompts
-        settings = dataclasses.asdict(policy.budgets) | settings | {"prompts": settings["prompts"] or default}
-    return Reader(load_backend(spec, **options), **settings)
 
 
 def _fetch(name: str, wheel: Path | None, console: Console, *, quiet: bool) -> None:
@@ -251,13 +238,6 @@ def _stdin() -> Iterator[str]:
         yield decoder.decode(b"", final=True)
     except UnicodeError as error:
         raise UsageError(f"standard input is not UTF-8 text ({error}); convert it first") from error
-
-
-def _save(reading: Reading, trace: Path) -> None:
-    try:
-        reading.save(trace)
-    except OSError as error:
-        raise UsageError(f"cannot write {trace}: {error.strerror}") from error
 
 
 def _given(**values: Any) -> dict[str, Any]:

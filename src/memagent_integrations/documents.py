@@ -48,10 +48,10 @@ def pieces(document: Any) -> Iterator[Piece]:
         yield from joiner.add(item)
 
 
-async def apieces(document: Any) -> AsyncIterator[Piece]:
-    """`pieces` of an async iterable, or of a loader with `alazy_load`."""
+async def apieces(document: AsyncIterable[Any]) -> AsyncIterator[Piece]:
+    """`pieces` of an async iterable."""
     joiner = _Joiner()
-    source = aiter(document) if isinstance(document, AsyncIterable) else aiter(document.alazy_load())
+    source = aiter(document)
     while True:
         try:
             item = await anext(source)
@@ -67,8 +67,8 @@ async def apieces(document: Any) -> AsyncIterator[Piece]:
 
 
 def is_async(document: Any) -> bool:
-    """Whether the document can only, or had better, be read by `apieces`."""
-    return isinstance(document, AsyncIterable) or callable(getattr(document, "alazy_load", None))
+    """Whether only `apieces` can read the document."""
+    return isinstance(document, AsyncIterable)
 
 
 def is_one_shot(document: Any) -> bool:

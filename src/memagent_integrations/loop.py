@@ -55,19 +55,7 @@ def reading_loop(
             raise UsageError("the document is empty: there is no text to read")
         messages = prompts.answer_messages(question=question, memory=memory)
         reply = yield Prompt(index=len(steps), phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps))
-        was_cut = reply.finish_reason == "length"
-        steps.append(
-            Step(
-                index=len(steps),
-                phase="answer",
-                span=None,
-                memory_before=memory,
-                memory=memory,
-                reply=reply,
-                outcome="answered",
-                cut=was_cut,
-            )
-        )
+        steps.append(_answered(len(steps), memory, reply))
         answer = prompts.parse_answer(reply.text)
         if not answer:
             raise BackendError(_no_answer(reply))
@@ -86,6 +74,11 @@ def reading_loop(
 
 def _last(steps: Sequence[Step]) -> Step | None:
     return steps[-1] if steps else None
+
+
+def _answered(index: int, memory: str, reply: Reply) -> Step:
+    cut = reply.finish_reason == "length"
+    return Step(index=index, phase="answer", span=None, memory_before=memory, memory=memory, reply=reply, outcome="answered", cut=cut)
 
 
 def _update(index: int, chunk: Chunk, old: str, reply: Reply, prompts: PromptSet, budgets: Budgets, count: Counter) -> Step:

@@ -36,11 +36,11 @@ class Reader:
         model: a `Backend`, or a name that `load_backend` knows. "policy:DIR" brings its own prompts and budgets.
         prompts: what is asked; default: this package's own.
         layout: order of the blocks in this package's own prompts; default: "section-first".
-        chunk_tokens: as in `Budgets`, like the four that follow.
-        memory_tokens: most tokens of the memory.
-        question_tokens: most tokens of the question.
-        output_tokens: most tokens of one reply, thinking included.
-        overlap_tokens: tokens that a chunk repeats of the one before.
+        chunk_tokens: most tokens of a chunk, 5,000 by default.
+        memory_tokens: most tokens of the memory, 1,024 by default.
+        question_tokens: most tokens of the question, 1,024 by default.
+        output_tokens: most tokens of one reply, thinking included; by default `memory_tokens` for an update, 1,024 for the answer.
+        overlap_tokens: tokens that a chunk repeats of the one before, 0 by default.
         window: the model's context window; default: what the backend says, else 8,192.
         backend_options: more arguments of the backend that `model` names (`base_url`, `temperature`, ...).
 
@@ -72,8 +72,8 @@ class Reader:
             raise UsageError("pass prompts or layout, not both: a prompt set has its own layout")
         if backend_options and isinstance(model, Backend):
             raise UsageError("backend_options are for a model given by name; this backend has been made already")
-        if window is not None and window < 1:
-            raise UsageError(f"window has to be at least 1, not {window}")
+        if window is not None and (not isinstance(window, int) or window < 1):
+            raise UsageError(f"window has to be a whole number of at least 1, not {window!r}")
         policy = policies.load(model.removeprefix("policy:")) if isinstance(model, str) and model.startswith("policy:") else None
         given = {
             "chunk_tokens": chunk_tokens,
@@ -158,7 +158,14 @@ class Reader:
                 source = None if is_async(document) else sources[number]
                 return await self._aread(question, document, _numbered(number, progress), source)
 
-        return await asyncio.gather(*map(one, range(len(listed))))
+        tasks = [asyncio.create_task(one(number)) for number in range(len(listed))]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
     def plan(self, question: str, document: Any) -> Plan:
         """What `read` would take, without calling the model (the text is tokenized to the end).
@@ -313,7 +320,7 @@ def _advice(room: int) -> str:
 
 def _sound(reading: Reading) -> Reading:
     if reading.error:
-        reading.error.reading = replace(reading, error=None)
+        reading.error.reading = reading
         raise reading.error
     return reading
 

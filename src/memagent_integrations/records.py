@@ -54,10 +54,12 @@ class Budgets:
     overlap_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("chunk_tokens", "memory_tokens", "question_tokens", "output_tokens"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name} has to be a whole number of at least 1, not {value!r}")
+        for name in ("chunk_tokens", "memory_tokens", "question_tokens", "output_tokens", "overlap_tokens"):
+            value, least = getattr(self, name), int(name != "overlap_tokens")
+            if value is None and name == "output_tokens":
+                continue
+            if not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} has to be a whole number of at least {least}, not {value!r}")
         if not 0 <= self.overlap_tokens <= self.chunk_tokens // 2:
             raise UsageError(f"overlap_tokens has to lie between 0 and half of chunk_tokens ({self.chunk_tokens // 2}), not {self.overlap_tokens!r}")
 
@@ -196,6 +198,10 @@ class Reading:
     budgets: Budgets
     error: Annotated[MemAgentError | None, PlainValidator(_error_from_json), PlainSerializer(_error_to_json)] = None
 
+    def __post_init__(self) -> None:
+        if (self.answer is None) == (self.error is None):
+            raise UsageError("a reading has either an answer or an error")
+
     @property
     def usage(self) -> Usage:
         """Tokens summed over all steps; a number that one call left unknown is unknown."""
@@ -220,12 +226,20 @@ class Reading:
         """
         try:
             return _adapter().validate_json(text)
-        except ValidationError as error:
-            raise UsageError(f"this is not a reading saved by to_json: {error.errors()[0]['msg']}") from error
+        except (ValidationError, LookupError, TypeError) as error:
+            said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "its error is not one"
+            raise UsageError(f"this is not a reading saved by to_json: {said}") from error
 
     def save(self, path: str | Path) -> None:
-        """Write `to_json` to a file."""
-        Path(path).write_text(self.to_json(indent=1), encoding="utf-8")
+        """Write `to_json` to a file.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        try:
+            Path(path).write_text(self.to_json(indent=1), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
     def failed(self, error: MemAgentError) -> Reading:
         """This reading, ended by `error`."""

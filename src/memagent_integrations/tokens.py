@@ -22,13 +22,15 @@ WAYS_OUT = (
 )
 
 
-def load_counter(spec: str) -> Counter:
-    """The counter that a name stands for: "hf:NAME", "tiktoken:ENCODING" or "approximate".
+def load_counter(spec: str | Counter) -> Counter:
+    """The counter that a name stands for: "hf:NAME", "tiktoken:ENCODING" or "approximate". A counter stands for itself.
 
     Raises:
         UsageError: the name is unknown, or its vocabulary cannot be had.
         MissingExtra: the package that reads the vocabulary is not installed.
     """
+    if callable(spec):
+        return spec
     kind, _, name = spec.partition(":")
     if spec == "approximate":
         return approximate

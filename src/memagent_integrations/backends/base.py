@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import closing
 from types import TracebackType
 from typing import Self
 
-from memagent_integrations.errors import MemAgentError
+from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.records import Prompt, Reply
 
 
@@ -54,9 +53,19 @@ class Backend(ABC):
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        with closing(self.stream(prompt)) as pieces:
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        pieces = self.stream(prompt)
+        step: asyncio.Future[str | Reply | None] | None = None
+        try:
+            while True:
+                step = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+                if (piece := await asyncio.shield(step)) is None:
+                    return
                 yield piece
+        finally:
+            if step:  # a generator that is running cannot be closed
+                await asyncio.wait([step])
+                step.cancelled() or step.exception()
+            await asyncio.to_thread(pieces.close)
 
     def close(self) -> None:
         """Free what the backend holds: a model, a server, connections."""
@@ -79,3 +88,15 @@ class Backend(ABC):
             return self.complete(prompt)
         except MemAgentError as error:
             return error
+
+
+def at_least_one(**settings: int) -> int:
+    """The value of a setting that counts something.
+
+    Raises:
+        UsageError: it is not a whole number above zero.
+    """
+    [(name, value)] = settings.items()
+    if not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} has to be a whole number of at least 1, not {value!r}")
+    return value

@@ -34,7 +34,7 @@ _MISTAKES = (  # of the code, not of the model
     Warning,
 )
 _BROKEN = re.compile(r"Timeout|TimedOut|Connect|Connection|Network|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded")
-_SECRET = re.compile(r"\b(?:sk|gsk|xai|hf|AIza)[-_]?[\w-]{12,}")
+_SECRET = re.compile(r"\b(?:(?:sk|gsk|xai|hf)[-_]|AIza)[\w-]{12,}")
 
 
 def from_exception(error: Exception, name: str, *, secret: str = "") -> MemAgentError | None:

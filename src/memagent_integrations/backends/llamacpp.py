@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memagent_integrations.backends.base import at_least_one
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
 
@@ -42,6 +43,8 @@ class LlamaCppBackend(OpenAIBackend):
         sampling: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
+        at_least_one(window=window)
+        at_least_one(parallel=parallel)
         for path in (model, adapter) if adapter else (model,):
             _check_gguf(Path(path))
         self._server = _serve(Path(model), adapter, window, parallel, threads or os.cpu_count() or 1, gpu_layers, key := secrets.token_urlsafe())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import AbstractContextManager
@@ -14,8 +13,9 @@ from typing import Any, Literal
 
 import openai
 
-from memagent_integrations.backends.base import Backend
+from memagent_integrations.backends.base import Backend, at_least_one
 from memagent_integrations.backends.failures import translated
+from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.prompts import neutralise
 from memagent_integrations.records import Prompt, Reply, Usage
@@ -55,7 +55,7 @@ class OpenAIBackend(Backend):
     ) -> None:
         self.name = f"openai:{model}"
         self.model = model
-        self.concurrency = concurrency
+        self.concurrency = at_least_one(concurrency=concurrency)
         base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
         if base_url and not (api_key or os.environ.get("OPENAI_API_KEY")):
             api_key = "none"  # local servers want no key, the SDK wants one
@@ -64,7 +64,7 @@ class OpenAIBackend(Backend):
             self._client = openai.OpenAI(**self._settings)
         except openai.OpenAIError as error:
             raise UsageError(f"no API key for {model}: set OPENAI_API_KEY or pass api_key, or pass the base_url of a local server") from error
-        self._hosted = (self._client.base_url.host or "").endswith("openai.com")
+        self._hosted = f".{self._client.base_url.host}".endswith(".openai.com")
         self._options = {key: value for key, value in (("temperature", temperature), ("top_p", top_p), ("seed", seed)) if value is not None}
         self._extra_body = dict(extra_body or {})
         self._limit: LimitParameter = limit_parameter or ("max_completion_tokens" if self._hosted else "max_tokens")
@@ -83,24 +83,24 @@ class OpenAIBackend(Backend):
         return self._counting[0](text) if text else 0
 
     def complete(self, prompt: Prompt) -> Reply:
-        """One chat completion."""
-        started = time.perf_counter()
+        """The reply of the endpoint; failed calls have been repeated by then."""
+        received = Received()
         with self._in_flight, self._errors():
             completion = self._client.chat.completions.create(**self._request(prompt))
-        return _reply(completion, started)
+        return _reply(completion, received)
 
     async def acomplete(self, prompt: Prompt) -> Reply:
-        """One chat completion, async."""
-        started = time.perf_counter()
+        """`complete`, async."""
+        received = Received()
         client, in_flight = self._async_client()
         async with in_flight:
             with self._errors():
                 completion = await client.chat.completions.create(**self._request(prompt))
-        return _reply(completion, started)
+        return _reply(completion, received)
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """One chat completion, streamed."""
-        received = _Received()
+        """The reply as the endpoint streams it; a stream that breaks off is an error, and is not repeated."""
+        received = _Stream()
         with self._in_flight, self._errors(), self._client.chat.completions.create(**self._request(prompt, stream=True)) as events:
             for event in events:
                 if text := received.add(event):
@@ -108,8 +108,8 @@ class OpenAIBackend(Backend):
         yield received.reply()
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
-        """One chat completion, streamed, async."""
-        received = _Received()
+        """`stream`, async."""
+        received = _Stream()
         client, in_flight = self._async_client()
         async with in_flight:
             with self._errors():
@@ -148,12 +148,12 @@ class OpenAIBackend(Backend):
     @property
     def _counting(self) -> tuple[Counter, int | None]:
         with self._lock:
-            return self._find_counter
+            return self._counter_and_window
 
     @cached_property
-    def _find_counter(self) -> tuple[Counter, int | None]:
+    def _counter_and_window(self) -> tuple[Counter, int | None]:
         if self._tokenizer is not None:
-            return load_counter(self._tokenizer) if isinstance(self._tokenizer, str) else self._tokenizer, None
+            return load_counter(self._tokenizer), None
         if self._hosted:
             return openai_counter(self.model), None
         try:
@@ -183,50 +183,34 @@ class OpenAIBackend(Backend):
         return translated(f"{self.model} at {self._client.base_url}", secret=self._client.api_key)
 
 
-class _Received:
-    """A streamed completion, put together."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._finish: str | None = None
-        self._usage = Usage()
+class _Stream(Received):
+    """A streamed completion."""
 
     def add(self, event: Any) -> str:
         """Take one event; return its text."""
-        self._usage = _usage(event.usage) if event.usage else self._usage
+        self.usage = _usage(event.usage) if event.usage else self.usage
         if not event.choices:
             return ""
         choice = event.choices[0]
-        self._finish = choice.finish_reason or self._finish
-        text = choice.delta.content or ""
-        self._text.append(text)
-        self._reasoning.append(_reasoning(choice.delta))
-        return text
+        self.finish_reason = "content_filter" if getattr(choice.delta, "refusal", None) else self.finish_reason or finish_reason(choice.finish_reason)
+        return self.note(choice.delta.content or "", _reasoning(choice.delta))
 
     def reply(self) -> Reply:
-        """The whole reply."""
-        if self._finish is None:
+        """The whole reply; a stream that was cut off has none."""
+        if self.finish_reason is None:
             raise BackendError("the stream broke off before the reply was complete", retryable=True)
-        seconds = time.perf_counter() - self._started
-        text, reasoning = "".join(self._text), "".join(self._reasoning)
-        return Reply(text=text, reasoning=reasoning, usage=self._usage, finish_reason=self._finish, seconds=seconds)
+        return super().reply()
 
 
-def _reply(completion: Any, started: float) -> Reply:
+def _reply(completion: Any, received: Received) -> Reply:
     choices = getattr(completion, "choices", None)
     if not choices:
         raise BackendError("the server answered without choices", retryable=True)
     message = choices[0].message
-    refused = getattr(message, "refusal", None)
-    return Reply(
-        text=message.content or "",
-        reasoning=_reasoning(message),
-        usage=_usage(completion.usage),
-        finish_reason="content_filter" if refused else choices[0].finish_reason,
-        seconds=time.perf_counter() - started,
-    )
+    received.note(message.content or "", _reasoning(message))
+    received.usage = _usage(completion.usage)
+    received.finish_reason = "content_filter" if getattr(message, "refusal", None) else finish_reason(choices[0].finish_reason)
+    return received.reply()
 
 
 def _reasoning(message: Any) -> str:

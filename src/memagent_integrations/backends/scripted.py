@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterable
 
-from memagent_integrations.backends.base import Backend
+from memagent_integrations.backends.base import Backend, at_least_one
 from memagent_integrations.errors import BackendError, MemAgentError
 from memagent_integrations.records import Prompt, Reply, Usage
 
@@ -35,8 +35,8 @@ class ScriptedBackend(Backend):
         self._lines = iter(()) if callable(script) else iter(script)
         self.prompts: list[Prompt] = []
         self.window = window
-        self.batch_size = batch_size
-        self.concurrency = concurrency
+        self.batch_size = at_least_one(batch_size=batch_size)
+        self.concurrency = at_least_one(concurrency=concurrency)
 
     def count(self, text: str) -> int:
         """Tokens as this backend cuts them."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from memagent_integrations.backends.base import Backend
+from memagent_integrations.backends.base import Backend, at_least_one
 from memagent_integrations.backends.chat import ChatTokenizer, closed, one_line
 from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
@@ -61,12 +61,10 @@ class TransformersBackend(Backend):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        if batch_size < 1:
-            raise UsageError(f"batch_size has to be at least 1, not {batch_size}")
         if temperature < 0 or not 0 < top_p <= 1:
             raise UsageError(f"temperature has to be 0 or more and top_p above 0 and up to 1, not {temperature} and {top_p}")
         self.name = f"transformers:{model}"
-        self.batch_size = batch_size
+        self.batch_size = at_least_one(batch_size=batch_size)
         self._temperature, self._top_p, self._seed = temperature, top_p, seed
         self._lock = threading.Lock()
         options["trust_remote_code"] = trust_remote_code

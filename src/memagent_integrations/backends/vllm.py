@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from memagent_integrations.backends.base import Backend
+from memagent_integrations.backends.base import Backend, at_least_one
 from memagent_integrations.backends.chat import ChatTokenizer, closed, one_line
 from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
@@ -58,7 +58,7 @@ class VLLMBackend(Backend):
         **engine: Any,
     ) -> None:
         self.name = f"vllm:{model}"
-        self.batch_size = batch_size
+        self.batch_size = at_least_one(batch_size=batch_size)
         with _loading(str(model)):
             self._sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
             SamplingParams(**self._sampling)  # refuses what is out of range before the model is loaded

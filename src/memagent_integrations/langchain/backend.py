@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from copy import copy
 from typing import Any, cast
 
@@ -18,15 +17,15 @@ from langchain_core.runnables.configurable import RunnableConfigurableFields
 from pydantic import SecretStr
 
 from memagent_integrations.backends import Backend, load_backend
+from memagent_integrations.backends.base import at_least_one
 from memagent_integrations.backends.failures import translated
-from memagent_integrations.errors import BackendError, UsageError
+from memagent_integrations.backends.replies import Received, finish_reason
+from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
 _LIMITS = dict.fromkeys(("BaseChatOpenAI", "BaseOpenAI", "ChatAnthropic", "ChatGroq", "ChatMistralAI"), "max_tokens")
 _LIMITS["ChatGoogleGenerativeAI"] = "max_output_tokens"
-_FINISH = dict.fromkeys(("end_turn", "stop_sequence"), "stop") | dict.fromkeys(("max_tokens", "max_output_tokens", "model_length"), "length")
-_FINISH |= dict.fromkeys(("safety", "refusal"), "content_filter")
 _MESSAGES: dict[str, type[BaseMessage]] = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
 
 
@@ -54,7 +53,7 @@ class ChatModelBackend(Backend):
         if not isinstance(model, Runnable):
             raise UsageError(f"model has to be a LangChain model, not {type(model).__name__}")
         self.model = model
-        self.concurrency = concurrency
+        self.concurrency = at_least_one(concurrency=concurrency)
         self._config = config or RunnableConfig()
         self._tokenizer, self._window, self._limit = tokenizer, window, limit_parameter
         self._models = _wrapped(model)
@@ -83,46 +82,51 @@ class ChatModelBackend(Backend):
         return self._counter_and_window()[0](text) if text else 0
 
     def complete(self, prompt: Prompt) -> Reply:
-        """One call of the model."""
+        """The model's reply."""
         received = _Received()
-        with translated(self.name):
+        with self._errors():
             received.add(self.model.invoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
         return received.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
-        """One call of the model, async."""
+        """`complete`, async."""
         received = _Received()
-        with translated(self.name):
+        with self._errors():
             received.add(await self.model.ainvoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
         return received.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """One call of the model, streamed."""
+        """The reply as the model streams it."""
         if not self._streams:
             yield from super().stream(prompt)
             return
         received = _Received()
-        with translated(self.name):
+        with self._errors():
             for part in self.model.stream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True)):
                 if text := received.add(part):
                     yield text
         yield received.reply()
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
-        """One call of the model, streamed, async."""
+        """`stream`, async."""
         if not self._streams:
             reply = await self.acomplete(prompt)
             yield reply.text
             yield reply
             return
         received = _Received()
-        with translated(self.name):
+        with self._errors():
             stream = self.model.astream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True))
             async with aclosing(cast("AsyncGenerator[Any]", stream)) as parts:
                 async for part in parts:
                     if text := received.add(part):
                         yield text
         yield received.reply()
+
+    def _errors(self) -> AbstractContextManager[None]:
+        keys = (getattr(model, name, None) for model in self._models for name in ("openai_api_key", "anthropic_api_key", "api_key"))
+        secret = next((key.get_secret_value() for key in keys if isinstance(key, SecretStr)), "")
+        return translated(self.name, secret=secret)
 
     def _input(self, prompt: Prompt) -> LanguageModelInput:
         if all(isinstance(model, BaseLLM) for model in self._models):  # it would write "Human:" before a message
@@ -155,7 +159,7 @@ class ChatModelBackend(Backend):
         model = self._models[0]
         window = (getattr(model, "profile", None) or {}).get("max_input_tokens")
         if self._tokenizer is not None:
-            return load_counter(self._tokenizer) if isinstance(self._tokenizer, str) else self._tokenizer, window
+            return load_counter(self._tokenizer), window
         name, address = getattr(model, "model_name", None), getattr(model, "openai_api_base", None)
         if name and address:
             key = getattr(model, "openai_api_key", None)
@@ -166,34 +170,21 @@ class ChatModelBackend(Backend):
         raise UsageError(f"nothing is known that counts the tokens of {self.name}; {WAYS_OUT}")
 
 
-class _Received:
-    """One reply, put together from what the model gives."""
+class _Received(Received):
+    """A reply of LangChain's."""
 
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self._texts: list[str] = []
-        self._reasoning: list[str] = []
-        self._usage: UsageMetadata | None = None
-        self._finish: str | None = None
+    _told: UsageMetadata | None = None
 
     def add(self, part: Any) -> str:
         """Take a message, a chunk of one, or a text; return its text."""
         if not isinstance(part, (str, BaseMessage)):
             raise UsageError(f"a model answers with a message or a text; this one gave {type(part).__name__}")
-        text = part if isinstance(part, str) else str(part.text)
-        self._texts.append(text)
-        if isinstance(part, AIMessage):
-            self._usage = add_usage(self._usage, part.usage_metadata) if part.usage_metadata else self._usage
-            self._finish = _finish_reason(part) or self._finish
-            self._reasoning += [str(block.get("reasoning", "")) for block in part.content_blocks if block["type"] == "reasoning"]
-        return text
-
-    def reply(self) -> Reply:
-        """The whole reply."""
-        if not self._texts:
-            raise BackendError("the model ended without a reply", retryable=True)
-        text, reasoning, seconds = "".join(self._texts), "".join(self._reasoning), time.perf_counter() - self._started
-        return Reply(text=text, reasoning=reasoning, usage=_usage(self._usage), finish_reason=self._finish, seconds=seconds)
+        if not isinstance(part, AIMessage):
+            return self.note(part if isinstance(part, str) else str(part.text))
+        self._told = add_usage(self._told, part.usage_metadata) if part.usage_metadata else self._told
+        self.usage = _usage(self._told)
+        self.finish_reason = _finish_reason(part) or self.finish_reason
+        return self.note(str(part.text), "".join(str(block.get("reasoning", "")) for block in part.content_blocks if block["type"] == "reasoning"))
 
 
 class Once:
@@ -236,7 +227,7 @@ def _finish_reason(message: AIMessage) -> str | None:
     reason = reason or (told.get("incomplete_details") or {}).get("reason")  # OpenAI's Responses API
     if message.additional_kwargs.get("refusal"):
         return "content_filter"
-    return _FINISH.get(str(reason).lower(), str(reason).lower()) if reason else None
+    return finish_reason(reason)
 
 
 def _usage(told: UsageMetadata | None) -> Usage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import AbstractContextManager, aclosing, closing
 from functools import cached_property
@@ -16,15 +15,15 @@ from llama_index.core.llms import LLM, CustomLLM
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.settings import Settings
 
-from memagent_integrations.backends.base import Backend
+from memagent_integrations.backends.base import Backend, at_least_one
 from memagent_integrations.backends.failures import translated
+from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Phase, Prompt, Reply, Usage
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter
 
 _LIMITS = dict.fromkeys(("OpenAI", "Anthropic", "BedrockConverse", "Cohere", "LiteLLM", "LlamaCPP", "MistralAI"), "max_tokens")
 _LIMITS["OpenAIResponses"] = "max_output_tokens"
-_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "model_length": "length", "refusal": "content_filter"}
 
 
 class LLMBackend(Backend):
@@ -55,7 +54,7 @@ class LLMBackend(Backend):
             raise UsageError(f"llm has to be a LlamaIndex LLM, not {type(llm).__name__}")
         self._given, self._window, self._limit, self._callbacks = llm, window, limit_parameter, callback_manager
         self._count = _counter(tokenizer)
-        self.concurrency = concurrency
+        self.concurrency = at_least_one(concurrency=concurrency)
 
     @cached_property
     def llm(self) -> LLM:
@@ -88,14 +87,14 @@ class LLMBackend(Backend):
         return self._count(text) if text else 0
 
     def complete(self, prompt: Prompt) -> Reply:
-        """One chat call."""
+        """The LLM's reply."""
         received, llm = _Received(), self._llm_for(prompt.phase)
         with self._errors():
             received.whole(llm.chat(self._messages(prompt), **self._options(llm, prompt)))
         return received.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
-        """One chat call, async; in a thread if the LLM is only synchronous."""
+        """`complete`, async; in a thread if the LLM is only synchronous."""
         received, llm = _Received(), self._llm_for(prompt.phase)
         if _is_sync(llm, "achat"):
             return await super().acomplete(prompt)
@@ -104,7 +103,7 @@ class LLMBackend(Backend):
         return received.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """One chat call, streamed."""
+        """The reply as the LLM streams it."""
         received, llm = _Received(), self._llm_for(prompt.phase)
         with self._errors(), closing(llm.stream_chat(self._messages(prompt), **self._options(llm, prompt))) as responses:
             for response in responses:
@@ -113,7 +112,7 @@ class LLMBackend(Backend):
         yield received.reply()
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
-        """One chat call, streamed, async; in threads if the LLM is only synchronous."""
+        """`stream`, async; in threads if the LLM is only synchronous."""
         received, llm = _Received(), self._llm_for(prompt.phase)
         if _is_sync(llm, "astream_chat"):
             async with aclosing(super().astream(prompt)) as pieces:
@@ -150,41 +149,33 @@ class LLMBackend(Backend):
         return {limit: prompt.max_tokens} if limit else {}
 
 
-class _Received:
-    """One reply, put together from what the LLM gives."""
+class _Received(Received):
+    """A reply of LlamaIndex's."""
 
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self._text = self._reasoning = ""
-        self._finish: str | None = None
-        self._usage = Usage()
+    _so_far = ""
 
     def whole(self, response: ChatResponse) -> None:
-        self._note(response)
-        self._text, self._reasoning = response.message.content or "", _reasoning(response)
+        """Take a reply that is not streamed."""
+        self._look(response)
+        self.note(response.message.content or "", _reasoning(response))
 
     def add(self, response: ChatResponse) -> str:
         """Take one part of a stream; return its text. An LLM that fills in no deltas says all that it has so far."""
-        self._note(response)
-        so_far = response.message.content or ""
-        text = so_far.removeprefix(self._text) if response.delta is None else response.delta
-        self._text += text
-        self._reasoning += _field(response.additional_kwargs, "thinking_delta") or ""
-        return text
+        self._look(response)
+        content = response.message.content or ""
+        text = content.removeprefix(self._so_far) if response.delta is None else response.delta
+        self._so_far += text
+        return self.note(text, _field(response.additional_kwargs, "thinking_delta") or "")
 
-    def reply(self) -> Reply:
-        seconds = time.perf_counter() - self._started
-        return Reply(text=self._text, reasoning=self._reasoning, usage=self._usage, finish_reason=self._finish, seconds=seconds)
-
-    def _note(self, response: ChatResponse) -> None:
+    def _look(self, response: ChatResponse) -> None:
         usage = _usage(response)
-        self._usage = self._usage if usage == Usage() else usage
-        self._finish = _finish_reason(response.raw) or self._finish
+        self.usage = self.usage if usage == Usage() else usage
+        self.finish_reason = _finish_reason(response.raw) or self.finish_reason
 
 
 def _counter(tokenizer: str | Counter | None) -> Counter:
     if tokenizer is not None:
-        return load_counter(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        return load_counter(tokenizer)
     try:
         encode = Settings.tokenizer
     except Exception as error:  # a failed import or download
@@ -216,8 +207,7 @@ def _usage(response: ChatResponse) -> Usage:
 def _finish_reason(raw: Any) -> str | None:
     choices = _field(raw, "choices")
     reason = _field(choices[0] if choices else raw, "finish_reason", "stop_reason", "done_reason")
-    name = str(getattr(reason, "value", reason)).lower()
-    return None if reason is None else _FINISH.get(name, name)
+    return finish_reason(reason or _field(_field(raw, "incomplete_details"), "reason"))  # the latter: OpenAI's Responses API
 
 
 def _reasoning(response: ChatResponse) -> str:

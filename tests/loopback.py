@@ -131,7 +131,9 @@ def chat(reply: Iterable[Line] | Callable[[str], Line], *, window: int = 8192) -
         line = reply(prompt) if callable(reply) else lines[min(next(numbers), len(lines) - 1)]
         if isinstance(line, Response):
             return line
-        done = line if isinstance(line, dict) else completion(line, prompt, request.body.get("max_tokens"))
+        done = (
+            line if isinstance(line, dict) else completion(line, prompt, request.body.get("max_tokens") or request.body.get("max_completion_tokens"))
+        )
         return Response(body=events(done), headers={"Content-Type": "text/event-stream"}) if request.body.get("stream") else Response(body=done)
 
     return respond

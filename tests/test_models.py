@@ -31,7 +31,7 @@ MODEL = models.Embedded(
     sha256=hashlib.sha256(CONTENT).hexdigest(),
     window=2048,
     sampling={},
-    licence="Apache-2.0",
+    license="Apache-2.0",
 )
 FILE = "llm_tiny-0.3.1-py3-none-any.whl"
 

@@ -151,7 +151,7 @@ def list_models() -> None:
     """List the embedded models, and whether they are here."""
     for model in models.EMBEDDED.values():
         where = models.path(model.name) if models.pulled(model.name) else "not pulled"
-        typer.echo(f"{model.name}  {model.size / 1e6:.0f} MB  {model.licence}  {where}")
+        typer.echo(f"{model.name}  {model.size / 1e6:.0f} MB  {model.license}  {where}")
 
 
 @models_app.command("pull", short_help="Fetch an embedded model.")

@@ -56,7 +56,7 @@ class Embedded:
     sha256: str
     window: int
     sampling: Mapping[str, float]
-    licence: str
+    license: str
 
 
 _SMOLLM2 = Embedded(
@@ -67,7 +67,7 @@ _SMOLLM2 = Embedded(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     window=8192,
     sampling={"repeat_penalty": 1.1},  # greedy decoding of a model this small runs in circles without it
-    licence="Apache-2.0",
+    license="Apache-2.0",
 )
 EMBEDDED: Mapping[str, Embedded] = MappingProxyType({_SMOLLM2.name: _SMOLLM2})
 

@@ -73,7 +73,7 @@ class PromptSet:
         """This package's own prompts, with the blocks in the order of `layout` (which decides what a prefix cache can share).
 
         With `no_change`, the model may say that a section brings nothing new, and the memory stays as it is, byte for byte: cheaper, and no
-        drift over thousands of sections. It takes a model that can judge that; small ones do worse with it.
+        drift over thousands of sections. It takes a model that can judge that.
         """
         if layout not in _ORDER:
             raise UsageError(f"layout has to be one of {', '.join(_ORDER)}, not {layout!r}")

@@ -64,7 +64,7 @@ class TestServer(BackendContract):
 
     def test_an_overflow_says_how_large_the_window_is(self, backend: Backend) -> None:
         with pytest.raises(ContextOverflow, match="8192"):
-            backend.complete(ask("word " * 4600))
+            backend.complete(ask("word " * 9000))
 
 
 @pytest.fixture(scope="class")  # one after the other: each of them takes gigabytes

@@ -26,8 +26,9 @@ KINDS = (*_KINDS, "policy")
 def load_backend(spec: str, **options: Any) -> Backend:
     """The backend that a name stands for.
 
-    "openai:MODEL" (any OpenAI-compatible endpoint), "llamacpp:FILE.gguf", "transformers:NAME", "vllm:NAME", "policy:DIR" (the model and adapter that
-    its `memagent.json` names; `Reader` takes the prompts and budgets too), or the name of an embedded model ("smollm2", fetched at first use). `options` go to the backend's class.
+    "openai:MODEL" (any OpenAI-compatible endpoint), "llamacpp:FILE.gguf", "transformers:NAME", "vllm:NAME", "policy:DIR" (the model and
+    adapter that its `memagent.json` names; `Reader` takes the prompts and budgets too), or the name of an embedded model ("smollm2",
+    fetched at first use). `options` go to the backend's class.
 
     Raises:
         UsageError: the name or an option is unknown.

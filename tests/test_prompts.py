@@ -127,6 +127,8 @@ def test_an_echo_of_the_empty_memory_is_no_memory() -> None:
         (r"\boxed {a {b} c}", "a {b} c"),
         (r"\boxed{done} and \boxed{cut off", "done"),
         (r"\boxed{never closed", None),
+        (r"} \boxed{a {b} \boxed{c} d} }", "c"),
+        (r"\boxed{open { b}", None),
         ("none", None),
     ],
 )
@@ -164,6 +166,15 @@ def test_streamed_pieces_are_a_beginning_of_the_answer(reply: str, cuts: list[in
     # a thinking block that is closed but was never opened, or tags around the answer, show too late to be held back
     if reply.count("</think>") <= reply.count("<think>") and "<memory>" not in reply and "</think>" not in reply.split("<think>")[0]:
         assert "".join(sent) == prompts.parse_answer(reply)
+
+
+@pytest.mark.parametrize("text", ["<" + " " * 400_000, "<think>" * 60_000, r"\boxed{" * 60_000, "<|" * 200_000, "</memory> " * 2_000 + "x"])
+def test_no_text_takes_long(text: str) -> None:
+    """Each of these once took time that grew with the square of its length: minutes, at this one."""
+    prompts = PromptSet.default(answer_format="boxed", no_change=True)
+    assert len(prompts.harmless(text)) == len(text)
+    prompts.parse_memory(text)
+    prompts.parse_answer(text)
 
 
 def test_templates_need_their_placeholders() -> None:

@@ -257,6 +257,46 @@ async def test_async_documents() -> None:
     assert caught.value.reading.steps
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_cancelling_ends_a_reading(streamed: bool) -> None:
+    called, release = threading.Event(), threading.Event()
+
+    def script(prompt: Prompt) -> str:
+        if prompt.phase == "answer":
+            called.set()
+            release.wait(10)
+        return "text"
+
+    async def consume() -> None:
+        if streamed:
+            [event async for event in subject.astream("q", "short")]
+        else:
+            await subject.aread("q", "short")
+
+    subject = reader(script)
+    task = asyncio.create_task(consume())
+    await asyncio.to_thread(called.wait, 10)
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.05, release.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_one_failure_of_the_caller_cancels_the_rest() -> None:
+    def progress(job: int, step: Step) -> None:
+        raise RuntimeError("the progress bar broke")
+
+    with pytest.raises(RuntimeError, match="the progress bar broke"):
+        await reader().aread_many([("q", DOCUMENT)] * 5, progress=progress)
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize("setting", [{"concurrency": 0}, {"batch_size": 0}, {"concurrency": "4"}])
+def test_backends_that_would_do_nothing(setting: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="has to be a whole number of at least 1"):
+        ScriptedBackend([], **setting)
+
+
 def test_documents_are_read_lazily() -> None:
     taken = 0
 

@@ -162,7 +162,7 @@ class PromptSet:
     def harmless(self, text: str) -> str:
         """The text as it stands in a prompt: `neutralise`d, and unable to open or close a tag of the templates; as long as before."""
         text = neutralise(text)
-        return re.sub(rf"<(?=\s*/?\s*(?:{'|'.join(self._tags)})\b)", "‹", text, flags=re.IGNORECASE) if self._tags else text
+        return re.sub(rf"<(?=\s{{0,9}}/?\s{{0,9}}(?:{'|'.join(self._tags)})\b)", "‹", text, flags=re.IGNORECASE) if self._tags else text
 
     @cached_property
     def _tags(self) -> list[str]:
@@ -201,13 +201,14 @@ def strip_thinking(text: str) -> str:
 
 def last_boxed(text: str) -> str | None:
     r"""What the last complete \boxed{...} holds, braces balanced; None if there is none."""
-    for match in reversed(list(re.finditer(r"\\boxed\s*\{", text))):
-        depth = 1
-        for place in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
-            if depth == 0:
-                return text[match.end() : place]
-    return None
+    opened: list[int | None] = []  # where what each open brace holds begins, if it is a box
+    last, box = -1, None
+    for brace in re.finditer(r"(\\boxed\s*)?\{|\}", text):
+        if brace[0] != "}":
+            opened.append(brace.end() if brace[1] else None)
+        elif opened and (begin := opened.pop()) is not None and begin > last:
+            last, box = begin, text[begin : brace.start()]
+    return box
 
 
 class AnswerStream:

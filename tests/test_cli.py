@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -66,7 +67,9 @@ def run(*args: object, stdin: str | bytes | None = None) -> Result:
 
 def process(*args: object, **options: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", "from memagent_integrations.cli import app; app()", *map(str, args)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    # a shell that runs the tests in the background has them ignore SIGINT, and children inherit that
+    obey = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=obey, **options)
 
 
 def prompts(server: Loopback) -> list[str]:

@@ -80,12 +80,8 @@ def make_tokenizer(template: str | None) -> Any:
     words = tokenizers.Tokenizer(tokenizers.models.BPE())
     words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|im_start|>", "<|im_end|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    alphabet, special = tokenizers.pre_tokenizers.ByteLevel.alphabet(), ["<|im_start|>", "<|im_end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
     words.train_from_iterator(["the memory of the reader and the question of the memory " * 5], trainer)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|im_end|>", bos_token="<|im_start|>")
     tokenizer.chat_template = template

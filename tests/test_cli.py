@@ -440,7 +440,7 @@ def test_the_embedded_model(tmp_path: Path) -> None:
     assert out.decode().strip() in listed
     document = tmp_path / "short.txt"
     document.write_text("The code of the north gate is 7319.\n" * 20)
-    running = process("read", "-q", QUESTION, document, "--memory-tokens", "40", "--output-tokens", "40")
+    running = process("read", "-q", QUESTION, document, "--memory-tokens", "20", "--output-tokens", "20")
     out, err = running.communicate(timeout=300)
     assert running.returncode == 0, err
     assert b"7319" in out

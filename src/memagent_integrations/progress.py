@@ -18,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from memagent_integrations.records import Plan, Reading, Step
@@ -33,16 +34,14 @@ class ReadingProgress:
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console, self.quiet = console, quiet
-        self._bar = Progress(
+        columns = (  # where the terminal is narrow, the bar gives way
             SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            _Rate(),
-            console=console,
-            transient=True,
-            disable=not self.on_terminal,
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None, table_column=Column(max_width=20)),
+            _Rate(table_column=Column(no_wrap=True)),
         )
-        self._task = self._bar.add_task("", total=None, rate=None, due=None)
+        self._bar = Progress(*columns, console=console, transient=True, disable=not self.on_terminal)
+        self._task = self._bar.add_task("starting", total=None, rate=None, due=None)
         self._plan = _EMPTY
         self._began = time.monotonic()
         self._tokens = 0
@@ -136,8 +135,8 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         """The text for one task."""
         rate, due = task.fields["rate"], task.fields["due"]
-        total = f" of {task.total:,.0f}" if task.total else ""
-        parts = [f"{task.completed:,.0f}{total} tokens", f"{rate:,.0f} tokens/s"] if rate else []
+        total = f"/{task.total:,.0f}" if task.total else " tokens"
+        parts = [f"{task.completed:,.0f}{total}", f"{rate:,.0f} tokens/s"] if rate else []
         left = due - time.monotonic() if due else 0
         parts.append(f"{_clock(left)} left" if left > 0 else _clock(task.elapsed or 0))
         return Text(" · ".join(parts), style="progress.remaining")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import pty
@@ -65,11 +64,16 @@ def run(*args: object, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
 
 
-def process(*args: object, **options: Any) -> subprocess.Popen[bytes]:
+def process(*args: object, closed_stdin: bool = False, **options: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", "from memagent_integrations.cli import app; app()", *map(str, args)]
-    # a shell that runs the tests in the background has them ignore SIGINT, and children inherit that
-    obey = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=obey, **options)
+
+    def prepare() -> None:
+        # a shell that runs the tests in the background has them ignore SIGINT, and children inherit that
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if closed_stdin:
+            os.close(0)
+
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=prepare, **options)
 
 
 def prompts(server: Loopback) -> list[str]:
@@ -299,7 +303,7 @@ def test_standard_input_that_is_not_text(server: Loopback) -> None:
 
 
 def test_standard_input_that_is_closed(server: Loopback) -> None:
-    running = process("read", "-q", "why", "-", *at(server), preexec_fn=lambda: os.close(0))
+    running = process("read", "-q", "why", "-", *at(server), closed_stdin=True)
     _, err = running.communicate(timeout=60)
     assert (running.returncode, err) == (2, b"memagent: standard input is closed\n")
 

@@ -19,8 +19,10 @@ from types import MappingProxyType
 import platformdirs
 import pytest
 from loopback import Loopback, Request, Response
+from typer.testing import CliRunner
 
 from memagent_integrations import BackendError, UsageError, load_backend, models
+from memagent_integrations.cli import app
 
 CONTENT = random.Random(7).randbytes(600_000)
 MODEL = models.Embedded(
@@ -338,6 +340,18 @@ def test_load_backend_pulls(server: Loopback) -> None:
     with pytest.raises(UsageError, match="is not a GGUF file"):
         load_backend("tiny")
     assert models.pulled("tiny")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_command_line_pulls(server: Loopback, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
+    done = CliRunner().invoke(app, ["models", "pull", "tiny"])
+    assert (done.exit_code, done.stdout) == (0, f"{models.path('tiny')}\n")
+    assert models.path("tiny").read_bytes() == CONTENT
+    assert ("\x1b" in done.stderr) == terminal
+    assert "fetching tiny" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stderr)
+    assert str(models.path("tiny")) in CliRunner().invoke(app, ["models", "list"]).stdout
 
 
 @pytest.mark.real

@@ -116,3 +116,13 @@ def test_tokenizers_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingExtra) as caught:
         load_counter("hf:anything")
     assert caught.value.command == "pip install tokenizers"
+
+
+def test_a_tokenizer_that_truncates_and_pads_still_counts(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    count = load_counter(f"hf:{tmp_path}")
+    assert (count("a"), count("a " * 50)) == (1, 50)

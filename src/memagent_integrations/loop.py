@@ -97,6 +97,8 @@ def _update(index: int, chunk: Chunk, old: str, reply: Reply, prompts: PromptSet
     if unchanged or not new or reply.finish_reason == "content_filter":
         return step
     fitted = cut(new, budgets.memory_tokens, count)
+    if not fitted.strip():  # not even its first character fits
+        return step
     return replace(step, memory=fitted, outcome="updated", cut=fitted != new or reply.finish_reason == "length")
 
 

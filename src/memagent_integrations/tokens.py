@@ -54,6 +54,9 @@ def huggingface(name: str) -> Counter:
     except Exception as error:
         raise UsageError(f"no tokenizer could be loaded from {name!r} ({error}); {WAYS_OUT}") from error
 
+    tokenizer.no_truncation()  # a file may ask for either, and then every text counts the same
+    tokenizer.no_padding()
+
     def count(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)
 

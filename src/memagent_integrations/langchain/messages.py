@@ -19,7 +19,7 @@ STEP = "memagent_step"
 """Name of the custom event that follows each memory update."""
 
 
-def job(value: Any, options: Mapping[str, Any]) -> tuple[str, Any]:
+def question_and_context(value: Any, options: Mapping[str, Any]) -> tuple[str, Any]:
     """Question and context of an input."""
     if unknown := options.keys() - {"question"}:
         raise UsageError(f"the reader takes no {', '.join(sorted(unknown))}; bind arguments of the model to the model")
@@ -47,8 +47,8 @@ def elided(value: Any) -> str:
     return f"<{type(value).__name__}" + (f" of {len(value):,}>" if isinstance(value, Sequence) else ">")
 
 
-def told(step: Step) -> dict[str, Any]:
-    """A step as the custom event tells it, which a LangGraph node that this may run in also gets."""
+def step_event(step: Step) -> dict[str, Any]:
+    """A step as the data of its custom event. A LangGraph node that this runs in gets it too."""
     span = step.span
     data = {
         "step": step.index,
@@ -67,7 +67,7 @@ def told(step: Step) -> dict[str, Any]:
     return data
 
 
-def details(reading: Reading) -> dict[str, Any]:
+def message_fields(reading: Reading) -> dict[str, Any]:
     """Usage and metadata of the answer's message."""
     usage, steps = reading.usage, reading.steps
     metadata = {
@@ -90,17 +90,17 @@ def details(reading: Reading) -> dict[str, Any]:
 
 def to_message(reading: Reading) -> AIMessage:
     """The answer as a message."""
-    return AIMessage(content=reading.answer or "", **details(reading))
+    return AIMessage(content=reading.answer or "", **message_fields(reading))
 
 
 def to_chunk(event: str | Reading) -> AIMessageChunk:
     """A piece of the answer, or its end, as a chunk of a message."""
     if isinstance(event, str):
         return AIMessageChunk(content=event)
-    return AIMessageChunk(content="", chunk_position="last", **details(event))
+    return AIMessageChunk(content="", chunk_position="last", **message_fields(event))
 
 
-def merged(pieces: list[Any]) -> Any:
+def merge_input(pieces: list[Any]) -> Any:
     """The input that a step before has streamed in pieces: text of the question joined, parts of the context in a row."""
     question, contexts = "", []
     for piece in pieces:

@@ -26,7 +26,7 @@ from typing_extensions import TypedDict
 from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.langchain.backend import ChatModelBackend, Once
-from memagent_integrations.langchain.messages import STEP, elided, job, merged, text_of, to_chunk, to_message, told
+from memagent_integrations.langchain.messages import STEP, elided, merge_input, question_and_context, step_event, text_of, to_chunk, to_message
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Layout, Reading, Step
@@ -124,7 +124,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
             child = patch_config(config, callbacks=run_manager.get_child())
-            *_, reading = self._events(job(input, kwargs), child, streams=False)
+            *_, reading = self._events(*question_and_context(input, kwargs), child, streams=False)
             return to_message(cast("Reading", reading))
 
         return self._call_with_config(read, self._traced(input), config)
@@ -134,7 +134,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
         async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
             child = patch_config(config, callbacks=run_manager.get_child())
-            async with aclosing(self._aevents(job(input, kwargs), child, streams=False)) as events:
+            async with aclosing(self._aevents(*question_and_context(input, kwargs), child, streams=False)) as events:
                 *_, reading = [event async for event in events]
             return to_message(cast("Reading", reading))
 
@@ -144,7 +144,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         """`invoke`, with the answer in chunks as it is written; the last is empty and tells usage and details."""
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Iterator[AIMessage]:
-            yield from map(to_chunk, self._events(job(input, kwargs), config, streams=True))
+            yield from map(to_chunk, self._events(*question_and_context(input, kwargs), config, streams=True))
 
         chunks = self._transform_stream_with_config(iter([self._traced(input)]), read, config)
         yield from cast("Iterator[AIMessageChunk]", chunks)
@@ -153,7 +153,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         """`stream`, async."""
 
         async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AsyncGenerator[AIMessage]:
-            async with aclosing(self._aevents(job(input, kwargs), config, streams=True)) as events:
+            async with aclosing(self._aevents(*question_and_context(input, kwargs), config, streams=True)) as events:
                 async for event in events:
                     yield to_chunk(event)
 
@@ -168,7 +168,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         With `bind(question=...)` the pieces are the context, and are read as they come.
         """
         if not kwargs:
-            value = merged(list(input))
+            value = merge_input(list(input))
         else:
             head = list(itertools.islice(input, 2))
             value = head[0] if len(head) == 1 else itertools.chain(head, input)
@@ -178,7 +178,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         """`transform`, async."""
         value: Any
         if not kwargs:
-            value = merged([item async for item in input])
+            value = merge_input([item async for item in input])
         else:
             head = []
             async for item in input:
@@ -211,17 +211,15 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         settings["prompts"] = self.prompts or (None if self.layout else own.prompts)
         return Reader(backend, **settings)
 
-    def _events(self, job: tuple[str, Any], config: RunnableConfig, *, streams: bool) -> Iterator[str | Reading]:
-        question, context = job
+    def _events(self, question: str, context: Any, config: RunnableConfig, *, streams: bool) -> Iterator[str | Reading]:
         document = context.invoke(question, config) if isinstance(context, BaseRetriever) else context
         for event in self._reader(config, streams=streams).stream(question, text_of(document)):
             if not isinstance(event, Step):
                 yield event
             elif event.phase == "memory":
-                dispatch_custom_event(STEP, told(event), config=config)
+                dispatch_custom_event(STEP, step_event(event), config=config)
 
-    async def _aevents(self, job: tuple[str, Any], config: RunnableConfig, *, streams: bool) -> AsyncGenerator[str | Reading]:
-        question, context = job
+    async def _aevents(self, question: str, context: Any, config: RunnableConfig, *, streams: bool) -> AsyncGenerator[str | Reading]:
         document = await context.ainvoke(question, config) if isinstance(context, BaseRetriever) else context
         reader = await asyncio.to_thread(self._reader, config, streams=streams)
         async with aclosing(reader.astream(question, text_of(document))) as events:
@@ -229,7 +227,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
                 if not isinstance(event, Step):
                     yield event
                 elif event.phase == "memory":
-                    await adispatch_custom_event(STEP, told(event), config=config)
+                    await adispatch_custom_event(STEP, step_event(event), config=config)
 
     def _traced(self, value: Any) -> Any:
         """The input as traces show it."""

@@ -229,6 +229,14 @@ def test_the_hash_is_computed_once(server: Loopback) -> None:
     assert models.pulled("tiny")
 
 
+def test_a_stamp_that_says_nothing_is_made_anew(server: Loopback) -> None:
+    stamp = models.pull("tiny").with_name("tiny.gguf.verified")
+    good = stamp.read_bytes()
+    stamp.write_bytes(b"\xff\xfe\x00")
+    assert models.pulled("tiny")
+    assert stamp.read_bytes() == good
+
+
 PULL = """
 import hashlib, sys
 from memagent_integrations import models
@@ -327,6 +335,13 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert models.cache() == Path.home() / "models"
     monkeypatch.delenv("MEMAGENT_CACHE")
     assert models.cache() == platformdirs.user_cache_path("memagent-integrations")
+
+
+@pytest.mark.parametrize("act", [models.path, models.pulled, models.pull])
+def test_a_cache_below_the_home_of_nobody(act: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMAGENT_CACHE", "~nosuchuser/models")
+    with pytest.raises(UsageError, match="MEMAGENT_CACHE is ~nosuchuser/models"):
+        act("smollm2")  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("act", [models.path, models.pulled, models.pull])

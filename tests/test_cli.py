@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -16,12 +17,14 @@ from typing import Any
 
 import pytest
 from loopback import Line, Loopback, Response, chat
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from memagent_integrations import Reading, __version__, policies
 from memagent_integrations.cli import app
+from memagent_integrations.progress import ReadingProgress
 from memagent_integrations.prompts import PromptSet
-from memagent_integrations.records import Budgets
+from memagent_integrations.records import Budgets, Plan, Reply, Span, Step
 
 QUESTION = "What is the code of the north gate?"
 DOCUMENT = "The harbour master noted the tide.\r\n\r\n" * 60 + "The code of the north gate is 7319.\r\n"
@@ -64,16 +67,16 @@ def run(*args: object, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
 
 
-def process(*args: object, closed_stdin: bool = False, **options: Any) -> subprocess.Popen[bytes]:
+def process(*args: object, closed: int | None = None, **options: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", "from memagent_integrations.cli import app; app()", *map(str, args)]
 
     def prepare() -> None:
         # a shell that runs the tests in the background has them ignore SIGINT, and children inherit that
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if closed_stdin:
-            os.close(0)
+        if closed is not None:
+            os.close(closed)
 
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=prepare, **options)
+    return subprocess.Popen(command, preexec_fn=prepare, **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options))
 
 
 def prompts(server: Loopback) -> list[str]:
@@ -303,7 +306,7 @@ def test_standard_input_that_is_not_text(server: Loopback) -> None:
 
 
 def test_standard_input_that_is_closed(server: Loopback) -> None:
-    running = process("read", "-q", "why", "-", *at(server), closed_stdin=True)
+    running = process("read", "-q", "why", "-", *at(server), closed=0)
     _, err = running.communicate(timeout=60)
     assert (running.returncode, err) == (2, b"memagent: standard input is closed\n")
 
@@ -349,9 +352,41 @@ def test_a_failure_before_the_first_step_leaves_none(server: Loopback, tmp_path:
     assert not trace.exists()
 
 
+@pytest.mark.parametrize("name", ["log.txt", "sub/../log.txt", "link.txt", "other name.txt"])
+def test_a_trace_never_overwrites_a_document(server: Loopback, document: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link.txt").symlink_to(document)
+    (tmp_path / "other name.txt").hardlink_to(document)
+    (tmp_path / "first.txt").write_text("The first file.")
+    for trace, file in ((name, document), (document, name)):
+        done = run("read", "-q", QUESTION, "first.txt", file, *at(server), "--trace", trace)
+        assert done.exit_code == 2
+        assert "the trace would overwrite a document" in failure(done)
+    assert document.read_bytes() == DOCUMENT.encode()
+    assert not server.requests
+
+
+def test_a_trace_never_overwrites_what_comes_by_standard_input(server: Loopback, document: Path) -> None:
+    with document.open("rb") as file:
+        running = process("read", "-q", QUESTION, "-", *at(server), "--trace", document, stdin=file)
+        _, err = running.communicate(timeout=60)
+    assert running.returncode == 2
+    assert b"the trace would overwrite a document" in err
+    assert document.read_bytes() == DOCUMENT.encode()
+
+
+def test_an_old_trace_is_overwritten(server: Loopback, document: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text("old")
+    assert run("read", "-q", QUESTION, document, *at(server), "--trace", trace).exit_code == 0
+    assert Reading.from_json(trace.read_bytes()).answer == "It is 7319."
+
+
 @pytest.mark.parametrize("stream", [(), ("--stream",)])
-def test_interrupted(document: Path, tmp_path: Path, stream: tuple[str, ...]) -> None:
-    """Ctrl-C while the model is at its second chunk; the model answers again only when all is over."""
+@pytest.mark.parametrize(("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+def test_stopped(document: Path, tmp_path: Path, stream: tuple[str, ...], number: signal.Signals, code: int, said: str) -> None:
+    """A signal while the model is at its second chunk; the model answers again only when all is over."""
     trace, second, over = tmp_path / "trace.json", threading.Event(), threading.Event()
 
     def slow(prompt: str) -> str:
@@ -363,14 +398,14 @@ def test_interrupted(document: Path, tmp_path: Path, stream: tuple[str, ...]) ->
     with Loopback(chat(slow)) as server:
         running = process("read", "-q", QUESTION, document, *at(server), *CHUNKED, "--trace", trace, *stream)
         assert second.wait(60)
-        running.send_signal(signal.SIGINT)
+        running.send_signal(number)
         out, err = running.communicate(timeout=60)
         over.set()
-    assert (running.returncode, out) == (130, b"")
-    assert err.splitlines()[-1] == b"memagent: interrupted"
+    assert (running.returncode, out) == (code, b"")
+    assert err.decode().splitlines()[-1] == f"memagent: {said}"
     assert b"Traceback" not in err
     reading = Reading.from_json(trace.read_bytes())
-    assert (len(reading.steps), reading.memory, str(reading.error)) == (1, "Nothing of the gate yet.", "interrupted")
+    assert (len(reading.steps), reading.memory, str(reading.error)) == (1, "Nothing of the gate yet.", said)
 
 
 def test_the_reader_of_the_output_goes_away(server: Loopback, document: Path) -> None:
@@ -391,6 +426,84 @@ def test_a_full_disk(server: Loopback, document: Path) -> None:
     assert done.returncode == 2
     assert b"No space left" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_standard_output_that_is_closed(server: Loopback, document: Path) -> None:
+    running = process("read", "-q", QUESTION, document, *at(server), closed=1)
+    _, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (2, b"memagent: standard output is closed: the answer would be lost\n")
+    assert not server.requests
+
+
+def without_standard_error(how: str, *args: object) -> tuple[int, bytes]:
+    """Exit code and output of a process whose standard error is "closed", or cannot be written."""
+    if how == "closed":
+        running = process(*args, closed=2)
+        out, _ = running.communicate(timeout=60)
+    else:
+        with Path(how).open("wb") as full:
+            running = process(*args, stderr=full)
+            out, _ = running.communicate(timeout=60)
+    return running.returncode, out
+
+
+NO_STDERR = ["closed", pytest.param("/dev/full", marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here"))]
+
+
+@pytest.mark.parametrize("how", NO_STDERR)
+def test_progress_that_cannot_be_written_does_not_cost_the_answer(server: Loopback, document: Path, tmp_path: Path, how: str) -> None:
+    trace = tmp_path / "trace.json"
+    assert without_standard_error(how, "read", "-q", QUESTION, document, *at(server), *CHUNKED, "--trace", trace) == (0, b"It is 7319.\n")
+    assert Reading.from_json(trace.read_bytes()).answer == "It is 7319."
+
+
+@pytest.mark.parametrize("how", NO_STDERR)
+def test_an_error_that_cannot_be_written_keeps_its_code(document: Path, how: str) -> None:
+    with Loopback(chat(["noted", ""])) as server:
+        assert without_standard_error(how, "read", "-q", QUESTION, document, *at(server)) == (3, b"")
+    assert without_standard_error(how, "raed") == (2, b"")
+
+
+def test_a_closed_standard_error_does_not_give_its_number_away(document: Path) -> None:
+    """What C code tells goes to file descriptor 2, whatever file that is."""
+    script = (
+        "import os, sys\n"
+        "from memagent_integrations import cli, progress\n"
+        "fetch = cli._fetch\n"
+        "def spied(*args, **options):\n"
+        "    sys.stdout.write(os.readlink('/proc/self/fd/2'))\n"
+        "    fetch(*args, **options)\n"
+        "cli._fetch = spied\n"
+        "cli.app()\n"
+    )
+    command = [sys.executable, "-c", script, "read", "-q", QUESTION, str(document), "--model", "nothing"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(2), timeout=60, check=False)
+    assert done.stdout == os.devnull.encode()
+
+
+# ---- progress
+
+
+def lines_for(indices: list[int], chunks: int) -> list[str]:
+    """What is told of chunks with these places in a document of so many."""
+    told = io.StringIO()
+    with ReadingProgress(Console(file=told)) as progress:
+        progress.begin(Plan(chunks=chunks, calls=chunks + 1, document_tokens=chunks, prompt_tokens=chunks, completion_tokens=chunks))
+        for number, index in enumerate(indices):
+            span = Span(index=index, start=index, end=index + 1, tokens=1)
+            reply = Reply(text="m")
+            progress.step(
+                Step(index=number, phase="memory", span=span, memory_before="", memory="m", reply=reply, outcome="updated", cut=False),
+            )
+    return [line.split(":")[0] for line in told.getvalue().splitlines()]
+
+
+def test_progress_counts_chunks_by_their_place() -> None:
+    assert lines_for([0, 2, 3], 5) == ["chunk 1 of 5", "chunk 3 of 5", "chunk 4 of 5"], "the second was passed over"
+
+
+def test_progress_of_a_file_that_grew() -> None:
+    assert lines_for([0, 1, 2], 2) == ["chunk 1 of 2", "chunk 2 of 2", "chunk 3"]
 
 
 # ---- the rest

@@ -1,7 +1,8 @@
 """The command line: `memagent read` and `memagent models`.
 
 The answer goes to standard output, everything else to standard error. Exit codes: 0 done, 2 something in the call or the input has to be
-changed, 3 the model or its server failed, 4 the prompt does not fit the window, 130 interrupted, 141 the reader of the output went away.
+changed, 3 the model or its server failed, 4 the prompt does not fit the window, 130 interrupted, 141 the reader of the output went away,
+143 terminated.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import dataclasses
 import io
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -26,7 +29,7 @@ from memagent_integrations.errors import BackendError, ContextOverflow, MemAgent
 from memagent_integrations.progress import PullProgress, ReadingProgress
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
-from memagent_integrations.records import Layout, Reading, Step
+from memagent_integrations.records import Budgets, Layout, Plan, Reading, Step
 
 _CommandLineError = cast(type[Exception], typer.BadParameter.__base__)  # click's UsageError, wherever typer keeps its copy of click
 _STDIN = "-"
@@ -37,19 +40,51 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
+        with _stoppable(), _standard_error():
+            try:
+                return super().invoke(ctx)
+            except MemAgentError as error:
+                _fail(str(error), _exit_code(error))
+            except Terminated as stop:
+                _fail(str(stop), 143)
+            except KeyboardInterrupt:
+                _fail("interrupted", 130)
+            except OSError as error:
+                _abandon(sys.stdout)
+                if isinstance(error, BrokenPipeError):
+                    raise typer.Exit(141) from None
+                _fail(str(error), 2)
+            except _CommandLineError as error:
+                _fail(f"{error.format_message()} (memagent --help)", 2)  # type: ignore[attr-defined]
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. Whatever cleans up after Ctrl-C cleans up after it as well."""
+
+
+class Expendable:
+    """A stream that takes all that is written. When the stream behind it fails, the rest goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or do not."""
         try:
-            return super().invoke(ctx)
-        except MemAgentError as error:
-            _fail(str(error), _exit_code(error))
-        except KeyboardInterrupt:
-            _fail("interrupted", 130)
-        except OSError as error:
-            _abandon_output()
-            if isinstance(error, BrokenPipeError):
-                raise typer.Exit(141) from None
-            _fail(str(error), 2)
-        except _CommandLineError as error:
-            _fail(f"{error.format_message()} (memagent --help)", 2)  # type: ignore[attr-defined]
+            return self._stream.write(text)
+        except OSError:
+            _abandon(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush, or do not."""
+        try:
+            self._stream.flush()
+        except OSError:
+            _abandon(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 app = typer.Typer(name="memagent", cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -85,9 +120,10 @@ def memagent(ctx: typer.Context, version: _Version = False) -> None:
 
     API keys are taken from the environment (OPENAI_API_KEY) alone.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    if sys.stdout is None:  # found here, because Python drops what is written to it without a word
+        raise UsageError("standard output is closed: the answer would be lost")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     if version:
         typer.echo(f"memagent {__version__}")
     elif ctx.invoked_subcommand is None:
@@ -96,6 +132,7 @@ def memagent(ctx: typer.Context, version: _Version = False) -> None:
 
 @app.command(short_help="Read files and answer a question.")
 def read(
+    ctx: typer.Context,
     files: _Files,
     question: _Question,
     model: _Model = "smollm2",
@@ -118,26 +155,20 @@ def read(
 ) -> None:
     """Read FILE... for a question and write the answer to standard output."""
     _check(files, stream=stream, as_json=as_json, plan=plan, trace=trace)
-    budgets = {
-        "chunk_tokens": chunk_tokens,
-        "memory_tokens": memory_tokens,
-        "output_tokens": output_tokens,
-        "question_tokens": question_tokens,
-        "overlap_tokens": overlap_tokens,
-    }
-    options = _given(window=window, base_url=base_url, tokenizer=tokenizer, temperature=temperature)
+    # each budget has an option of its name, and so has each setting that is passed on to the backend
+    budgets = _given(ctx, *(field.name for field in dataclasses.fields(Budgets)))
+    options = _given(ctx, "window", "base_url", "tokenizer", "temperature")
     prompt_set = PromptSet.from_reference(prompts) if prompts else None
     console = Console(stderr=True)
     _fetch(model, None, console, quiet=quiet)
-    with ReadingProgress(console, quiet=quiet) as progress:
-        progress.say(f"loading {model}")
-        with Reader(model, prompts=prompt_set, layout=layout, backend_options=options, **_given(**budgets)) as reader:
-            if plan:
-                found = dataclasses.asdict(reader.plan(question, _document(files)))
-                typer.echo(json.dumps(found) if as_json else "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in found.items()))
-                return
-            reading = _read(reader, question, files, progress, stream=stream, trace=trace)
-            progress.done(reading)
+    with (
+        ReadingProgress(console, f"loading {model}", quiet=quiet) as progress,
+        Reader(model, prompts=prompt_set, layout=layout, backend_options=options, **budgets) as reader,
+    ):
+        if plan:
+            return _tell(reader.plan(question, _document(files)), as_json=as_json)
+        reading = _read(reader, question, files, progress, stream=stream, trace=trace)
+        progress.done(reading)
     try:
         if trace:
             reading.save(trace)
@@ -179,11 +210,16 @@ def _read(reader: Reader, question: str, files: list[str], progress: ReadingProg
         return reader.read(question, _document(files), progress=on_step)
     except (MemAgentError, KeyboardInterrupt) as error:
         if trace and steps:
-            failure = error if isinstance(error, MemAgentError) else MemAgentError("interrupted")
+            failure = error if isinstance(error, MemAgentError) else MemAgentError(str(error) or "interrupted")
             memory, name = steps[-1].memory, reader.backend.name
             partial = Reading(question=question, answer=None, memory=memory, steps=tuple(steps), model=name, budgets=reader.budgets, error=failure)
             partial.save(trace)
         raise
+
+
+def _tell(plan: Plan, *, as_json: bool) -> None:
+    found = dataclasses.asdict(plan)
+    typer.echo(json.dumps(found) if as_json else "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in found.items()))
 
 
 def _streamed(reader: Reader, question: str, files: list[str], progress: ReadingProgress, on_step: Callable[[Step], None]) -> Reading:
@@ -218,8 +254,12 @@ def _check(files: list[str], *, stream: bool, as_json: bool, plan: bool, trace: 
     for file in files:
         if file != _STDIN and (not Path(file).exists() or Path(file).is_dir()):
             raise UsageError(f"cannot read {file}: {'it is a directory' if Path(file).is_dir() else 'there is no such file'}")
+    if _STDIN in files and sys.stdin is None:
+        raise UsageError("standard input is closed")
     if trace and (trace.is_dir() or not os.access(trace.parent, os.W_OK)):
         raise UsageError(f"cannot write {trace}")
+    if trace and trace.exists() and any(os.path.samestat(trace.stat(), os.fstat(0) if file == _STDIN else Path(file).stat()) for file in files):
+        raise UsageError(f"the trace would overwrite a document: {trace} is among the files to read")
 
 
 def _document(files: list[str]) -> Any:
@@ -229,8 +269,6 @@ def _document(files: list[str]) -> Any:
 
 def _stdin() -> Iterator[str]:
     """Standard input as it comes, line ends as they are."""
-    if sys.stdin is None:
-        raise UsageError("standard input is closed")
     decoder, source = codecs.getincrementaldecoder("utf-8-sig")(), cast(io.BufferedReader, sys.stdin.buffer)
     try:
         while block := source.read1(1 << 18):
@@ -240,8 +278,9 @@ def _stdin() -> Iterator[str]:
         raise UsageError(f"standard input is not UTF-8 text ({error}); convert it first") from error
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+def _given(ctx: typer.Context, *names: str) -> dict[str, Any]:
+    """Those of the options that were set."""
+    return {name: ctx.params[name] for name in names if ctx.params[name] is not None}
 
 
 def _exit_code(error: MemAgentError) -> int:
@@ -253,7 +292,42 @@ def _fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def _abandon_output() -> None:
-    """Let Python's last flush of standard output go nowhere: what it would write to is gone."""
+def _abandon(stream: TextIO) -> None:
+    """Let what is still to be written go nowhere, Python's last flush included: what it would be written to is gone or full."""
     with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM raises an exception, as Ctrl-C does."""
+
+    def stop(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice; the second must not cut off the saving
+        raise Terminated("terminated")
+
+    ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # else whoever started this process wants something else
+    if not ours or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _standard_error() -> Iterator[None]:
+    """Nothing that is told on the way, and cannot be, costs the answer."""
+    before = sys.stderr
+    if before is None:  # the next file to be opened would get its number, and what C code tells
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+    elif isinstance(before, io.TextIOWrapper):
+        before.reconfigure(errors="replace")
+    sys.stderr = cast(TextIO, Expendable(sys.stderr))
+    try:
+        yield
+    finally:
+        sys.stderr = before

@@ -32,7 +32,7 @@ class ReadingProgress:
     Tokens are those of the document, and tokens per second are by the clock, so that they tell the time left.
     """
 
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console, beginning: str = "starting", *, quiet: bool = False) -> None:
         self._console, self.quiet = console, quiet
         columns = (  # where the terminal is narrow, the bar gives way
             SpinnerColumn(),
@@ -41,7 +41,7 @@ class ReadingProgress:
             _Rate(table_column=Column(no_wrap=True)),
         )
         self._bar = Progress(*columns, console=console, transient=True, disable=not self.on_terminal)
-        self._task = self._bar.add_task("starting", total=None, rate=None, due=None)
+        self._task = self._bar.add_task(beginning, total=None, rate=None, due=None)
         self._plan = _EMPTY
         self._began = time.monotonic()
         self._tokens = 0
@@ -62,10 +62,6 @@ class ReadingProgress:
         """Take the bar away, to leave the terminal to the answer."""
         self._bar.stop()
 
-    def say(self, text: str) -> None:
-        """Show what is being done."""
-        self._bar.update(self._task, description=text)
-
     def begin(self, plan: Plan | None) -> None:
         """The reading begins; `plan` is None when the length of the document is unknown."""
         self._plan = plan or _EMPTY
@@ -73,17 +69,19 @@ class ReadingProgress:
         self._bar.update(self._task, description=self._label(0), total=self._plan.document_tokens or None)
 
     def step(self, step: Step) -> None:
-        """A step is done."""
+        """A step is done. Chunks are counted by their place in the document, because some are passed over without a step."""
         seconds = time.monotonic() - self._began
         self._tokens += step.span.tokens if step.span else 0
         rate = self._tokens / max(seconds, 1e-6)
         rest = self._plan.document_tokens - self._tokens
         left = rest / rate if rest > 0 and rate else None
         due = None if left is None else time.monotonic() + left
-        self._bar.update(self._task, description=self._label(step.index + 1), completed=self._tokens, rate=rate, due=due)
         if step.span:
+            behind = step.span.index + 1
+            coming = "answer" if behind == self._plan.chunks else self._label(behind)
+            self._bar.update(self._task, description=coming, completed=self._tokens, rate=rate, due=due)
             ending = f", about {_clock(left)} left" if left else ""
-            self._line(f"{self._label(step.index)}: {step.span.tokens:,} tokens, {rate:,.0f} tokens/s{ending}")
+            self._line(f"{self._label(step.span.index)}: {step.span.tokens:,} tokens, {rate:,.0f} tokens/s{ending}")
 
     def done(self, reading: Reading) -> None:
         """The reading is complete."""
@@ -96,9 +94,8 @@ class ReadingProgress:
         )
 
     def _label(self, number: int) -> str:
-        if not self._plan.chunks:
-            return f"chunk {number + 1}"
-        return f"chunk {number + 1} of {self._plan.chunks}" if number < self._plan.chunks else "answer"
+        planned = number < self._plan.chunks  # a file may have grown since the plan
+        return f"chunk {number + 1} of {self._plan.chunks}" if planned else f"chunk {number + 1}"
 
     def _line(self, text: str, *, always: bool = False) -> None:
         if not self.quiet and (always or not self._console.is_terminal):

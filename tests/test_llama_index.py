@@ -432,6 +432,89 @@ async def test_failures_of_the_model_are_ours(raised: Exception, expected: type[
         assert caught.reading.memory == "note"  # type: ignore[attr-defined]
 
 
+class Pieces:
+    """An iterator of both kinds that cannot be closed."""
+
+    def __init__(self, *items: Any) -> None:
+        self._items = iter(items)
+
+    def __iter__(self) -> Pieces:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+    def __aiter__(self) -> Pieces:
+        return self
+
+    async def __anext__(self) -> Any:
+        for item in self._items:
+            return item
+        raise StopAsyncIteration
+
+
+def piece(content: str | None, delta: str | None) -> ChatResponse:
+    return ChatResponse(message=ChatMessage(role="assistant", content=content), delta=delta)
+
+
+class Odd(FakeLLM):
+    """Gives what `script` gives, and no callback looks at it."""
+
+    def chat(self, messages: Any, **kwargs: Any) -> Any:
+        return self.script("")
+
+    def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
+        return self.script("")
+
+    async def achat(self, messages: Any, **kwargs: Any) -> Any:
+        return self.script("")
+
+    async def astream_chat(self, messages: Any, **kwargs: Any) -> Any:
+        return self.script("")
+
+
+class Watched(Odd):
+    chat, achat = llm_chat_callback()(Odd.chat), llm_chat_callback()(Odd.achat)
+    stream_chat, astream_chat = llm_chat_callback()(Odd.stream_chat), llm_chat_callback()(Odd.astream_chat)
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        ((piece("a", "a"), piece("ab", "b")), "ab"),
+        ((piece("a", None), piece("ab", None), piece(None, None)), "ab"),
+        ((piece(None, None),), ""),
+    ],
+)
+async def test_any_iterator_is_a_stream(items: tuple[ChatResponse, ...], text: str) -> None:
+    backend = LLMBackend(Odd(script=lambda _: Pieces(*items)))
+    *texts, reply = backend.stream(prompt())
+    *later, same = [each async for each in backend.astream(prompt())]
+    assert isinstance(reply, Reply)
+    assert isinstance(same, Reply)
+    assert "".join(map(str, texts)) == "".join(map(str, later)) == reply.text == same.text == text
+    *texts, reply = LLMBackend(Odd(script=lambda _: list(items))).stream(prompt())
+    assert isinstance(reply, Reply)
+    assert reply.text == text
+
+
+@pytest.mark.parametrize("kind", [Odd, Watched])
+@pytest.mark.parametrize("said", [None, "text", Pieces, lambda: Pieces(None), lambda: Pieces(piece("a", "a"), "b")])
+async def test_what_is_no_reply_is_a_failure_of_the_model(kind: type[Odd], said: Any) -> None:
+    def script(_: str) -> Any:
+        return said() if callable(said) else said
+
+    backend = LLMBackend(kind(script=script))
+    with pytest.raises(BackendError):
+        backend.complete(prompt())
+    with pytest.raises(BackendError):
+        await backend.acomplete(prompt())
+    with pytest.raises(BackendError):
+        list(backend.stream(prompt()))
+    with pytest.raises(BackendError):
+        [each async for each in backend.astream(prompt())]
+
+
 @pytest.mark.parametrize("mistake", [TypeError("no such argument"), AttributeError("x"), ValueError("bad value")])
 def test_mistakes_in_code_pass_through(mistake: Exception) -> None:
     with pytest.raises(type(mistake), match=str(mistake)):
@@ -586,6 +669,31 @@ def test_an_iterator_is_read_lazily_and_once() -> None:
         engine.query("q")
 
 
+async def test_a_query_that_is_refused_uses_up_nothing() -> None:
+    async def later() -> AsyncIterator[Document]:
+        for each in documents():
+            yield each
+
+    for wrong in ("", " \n", "too long " * 1100):
+        engine = MemAgentQueryEngine.from_documents(iter(documents()), scripted(), **SIZES)
+        with pytest.raises(UsageError, match="question"):
+            engine.query(wrong)
+        assert str(engine.query("q")) == ANSWER
+    engine = MemAgentQueryEngine.from_documents(later(), scripted(), **SIZES)
+    with pytest.raises(UsageError, match="question is empty"):
+        await engine.aquery("")
+    assert str(await engine.aquery("q")) == ANSWER
+    with pytest.raises(UsageError, match="earlier query"):
+        await engine.aquery("q")
+    retriever = Found([])
+    for source in (MemAgentQueryEngine.from_retriever(retriever, scripted()), MemAgentQueryEngine.from_documents([], scripted())):
+        with pytest.raises(UsageError, match="question is empty"):
+            source.query("")
+        with pytest.raises(UsageError, match="question is empty"):
+            await source.aquery("")
+    assert retriever.asked == []
+
+
 def test_scored_nodes_come_in_document_order() -> None:
     splitter = TokenTextSplitter(chunk_size=60, chunk_overlap=0)
     nodes = splitter.get_nodes_from_documents(documents())
@@ -728,6 +836,36 @@ async def test_a_structured_llm_answers_with_its_object() -> None:
         assert response.metadata["memagent"]["memory"] == "one note"
     with pytest.raises(UsageError, match="streamed"):
         MemAgentSynthesizer(llm.as_structured_llm(Code), streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ('{"gate": 3}', "no Code: gate: Input should be a valid string; number: Field required"),
+        ("seven", "no Code: .* seven"),
+        ("", "no Code"),
+    ],
+)
+async def test_an_answer_that_is_not_the_object(said: str, reason: str) -> None:
+    llm = fake(lambda text: said if "JSON" in text else "one note", pydantic_program_mode="llm")
+    engine = MemAgentQueryEngine.from_documents(documents(), llm.as_structured_llm(Code), **SIZES)
+    with pytest.raises(BackendError, match=reason) as caught:
+        engine.query("q")
+    assert caught.value.reading
+    assert caught.value.reading.memory == "one note"
+    with pytest.raises(BackendError, match=reason):
+        await engine.aquery("q")
+
+
+async def test_failures_behind_an_object_are_what_they_are() -> None:
+    for raised, expected in [
+        (ValueError("maximum context length is 8192"), ContextOverflow),
+        (ServerError(503), BackendError),
+        (TypeError("x"), TypeError),
+    ]:
+        structured = fake(lambda text, raised=raised: raised if "JSON" in text else "note", pydantic_program_mode="llm").as_structured_llm(Code)  # type: ignore[misc]
+        with pytest.raises(expected):
+            MemAgentSynthesizer(structured, **SIZES).get_response("q", ["text"])
 
 
 # Prompts

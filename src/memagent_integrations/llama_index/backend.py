@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import AbstractContextManager, aclosing, closing
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Mapping
+from contextlib import aclosing, closing, contextmanager
 from functools import cached_property
 from inspect import getattr_static
 from typing import Any
@@ -14,6 +14,7 @@ from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms import LLM, CustomLLM
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.settings import Settings
+from pydantic import ValidationError
 
 from memagent_integrations.backends.base import Backend, at_least_one
 from memagent_integrations.backends.failures import translated
@@ -89,7 +90,7 @@ class LLMBackend(Backend):
     def complete(self, prompt: Prompt) -> Reply:
         """The LLM's reply."""
         received, llm = _Received(), self._llm_for(prompt.phase)
-        with self._errors():
+        with self._errors(llm):
             received.whole(llm.chat(self._messages(prompt), **self._options(llm, prompt)))
         return received.reply()
 
@@ -98,14 +99,14 @@ class LLMBackend(Backend):
         received, llm = _Received(), self._llm_for(prompt.phase)
         if _is_sync(llm, "achat"):
             return await super().acomplete(prompt)
-        with self._errors():
+        with self._errors(llm):
             received.whole(await llm.achat(self._messages(prompt), **self._options(llm, prompt)))
         return received.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """The reply as the LLM streams it."""
         received, llm = _Received(), self._llm_for(prompt.phase)
-        with self._errors(), closing(llm.stream_chat(self._messages(prompt), **self._options(llm, prompt))) as responses:
+        with self._errors(llm), closing(_stream(llm.stream_chat(self._messages(prompt), **self._options(llm, prompt)))) as responses:
             for response in responses:
                 if text := received.add(response):
                     yield text
@@ -119,8 +120,8 @@ class LLMBackend(Backend):
                 async for piece in pieces:
                     yield piece
             return
-        with self._errors():
-            async with aclosing(await llm.astream_chat(self._messages(prompt), **self._options(llm, prompt))) as responses:
+        with self._errors(llm):
+            async with aclosing(_astream(await llm.astream_chat(self._messages(prompt), **self._options(llm, prompt)))) as responses:
                 async for response in responses:
                     if text := received.add(response):
                         yield text
@@ -133,8 +134,18 @@ class LLMBackend(Backend):
         except ValueError as error:  # OpenAI's class, for a model it has not heard of
             raise UsageError(f"{self.llm.class_name()} has no metadata of its model; use OpenAILike for such a model ({error})") from error
 
-    def _errors(self) -> AbstractContextManager[None]:
-        return translated(self.name, secret=str(getattr(self.llm, "api_key", None) or ""))
+    @contextmanager
+    def _errors(self, llm: LLM) -> Iterator[None]:
+        with translated(self.name, secret=str(getattr(self.llm, "api_key", None) or "")):
+            try:
+                yield
+            except ValidationError as error:  # of a structured answer, or of LlamaIndex's own events
+                reasons = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+                raise UnfitAnswer(f"what it said is no {error.title}: {reasons}") from error
+            except ValueError as error:  # LlamaIndex's way of saying that there was no JSON, or no tool call
+                if type(error) is ValueError and isinstance(llm, StructuredLLM):
+                    raise UnfitAnswer(f"what it said is no {llm.output_cls.__name__}: {error}") from error
+                raise
 
     def _llm_for(self, phase: Phase) -> LLM:
         return self.llm.llm if phase == "memory" and isinstance(self.llm, StructuredLLM) else self.llm
@@ -147,6 +158,10 @@ class LLMBackend(Backend):
         known = (_LIMITS[kind.__name__] for kind in type(llm).__mro__ if kind.__name__ in _LIMITS)
         limit = self._limit or next(known, None)
         return {limit: prompt.max_tokens} if limit else {}
+
+
+class UnfitAnswer(Exception):
+    """The LLM answered, but with something else than it should have. It reaches callers as the cause of a `BackendError`."""
 
 
 class _Received(Received):
@@ -168,9 +183,25 @@ class _Received(Received):
         return self.note(text, _field(response.additional_kwargs, "thinking_delta") or "")
 
     def _look(self, response: ChatResponse) -> None:
+        if not isinstance(response, ChatResponse):
+            raise UnfitAnswer(f"an LLM answers with ChatResponses; this one gave {type(response).__name__}")
         usage = _usage(response)
         self.usage = self.usage if usage == Usage() else usage
         self.finish_reason = _finish_reason(response.raw) or self.finish_reason
+
+
+def _stream(responses: Any) -> Any:
+    """What an LLM streams, as something that can be closed."""
+    if not isinstance(responses, Iterable):
+        raise UnfitAnswer(f"an LLM streams an iterator of ChatResponses; this one gave {type(responses).__name__}")
+    return responses if hasattr(responses, "close") else (each for each in responses)
+
+
+def _astream(responses: Any) -> Any:
+    """`_stream`, of an async iterator."""
+    if not isinstance(responses, AsyncIterable):
+        raise UnfitAnswer(f"an LLM streams an async iterator of ChatResponses; this one gave {type(responses).__name__}")
+    return responses if hasattr(responses, "aclose") else (each async for each in responses)
 
 
 def _counter(tokenizer: str | Counter | None) -> Counter:

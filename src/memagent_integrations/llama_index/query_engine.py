@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Self, Unpack
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -14,7 +14,7 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import Document, NodeWithScore, QueryBundle
 
-from memagent_integrations.documents import is_one_shot
+from memagent_integrations.documents import is_async, is_one_shot
 from memagent_integrations.errors import UsageError
 from memagent_integrations.llama_index.record import items_of
 from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer, Model, SynthesizerSettings
@@ -28,7 +28,7 @@ class MemAgentQueryEngine(BaseQueryEngine):
     """
 
     def __init__(self, source: Any, response_synthesizer: BaseSynthesizer | None = None, *, callback_manager: CallbackManager | None = None) -> None:
-        self._source = [Document(text=source)] if isinstance(source, str) else source
+        self._source: Any = [Document(text=source)] if isinstance(source, str) else source
         self._used = False
         self._response_synthesizer = response_synthesizer or MemAgentSynthesizer(callback_manager=callback_manager)
         super().__init__(callback_manager=callback_manager or self._response_synthesizer.callback_manager)
@@ -69,6 +69,7 @@ class MemAgentQueryEngine(BaseQueryEngine):
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         with self.callback_manager.event(CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}) as event:
+            _check(query_bundle)
             nodes = self._source.retrieve(query_bundle) if isinstance(self._source, BaseRetriever) else self._take()
             response = self.synthesize(query_bundle, nodes)
             event.on_end(payload={EventPayload.RESPONSE: response})
@@ -76,16 +77,36 @@ class MemAgentQueryEngine(BaseQueryEngine):
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         with self.callback_manager.event(CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}) as event:
+            _check(query_bundle)
             nodes = await self._source.aretrieve(query_bundle) if isinstance(self._source, BaseRetriever) else self._take()
             response = await self.asynthesize(query_bundle, nodes)
             event.on_end(payload={EventPayload.RESPONSE: response})
         return response
 
     def _take(self) -> Any:
+        if not is_one_shot(self._source):
+            return self._source
+        return self._ataken() if is_async(self._source) else self._taken()
+
+    def _taken(self) -> Iterator[Any]:
+        self._use_up()
+        yield from self._source
+
+    async def _ataken(self) -> AsyncIterator[Any]:
+        self._use_up()
+        async for item in self._source:
+            yield item
+
+    def _use_up(self) -> None:  # comes with the first item: a query that is refused before that uses up nothing
         if self._used:
             raise UsageError("this iterator has been read by an earlier query; make the engine from a list or from a reader with lazy_load_data")
-        self._used = is_one_shot(self._source)
-        return self._source
+        self._used = True
+
+
+def _check(query_bundle: QueryBundle) -> None:
+    """See that there is a question, before a retriever is asked it."""
+    if not query_bundle.query_str.strip():
+        raise UsageError("the question is empty")
 
 
 def _scored(item: Any) -> NodeWithScore:

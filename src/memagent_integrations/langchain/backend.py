@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import AbstractContextManager, aclosing
 from copy import copy
 from typing import Any, cast
@@ -21,6 +20,7 @@ from memagent_integrations.backends.base import at_least_one
 from memagent_integrations.backends.failures import translated
 from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import UsageError
+from memagent_integrations.langchain.once import Once
 from memagent_integrations.records import Prompt, Reply, Usage
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
@@ -187,24 +187,6 @@ class _Received(Received):
         return self.note(str(part.text), "".join(str(block.get("reasoning", "")) for block in part.content_blocks if block["type"] == "reasoning"))
 
 
-class Once:
-    """A value that is made at its first use, by one thread, and again for another key. Copies and pickles of it are empty."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._made: tuple[tuple[Any, ...], Any] | None = None
-
-    def get(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """The value that `make` made for `key`."""
-        with self._lock:
-            if self._made is None or not all(map(_same, self._made[0], key)):
-                self._made = key, make()
-            return self._made[1]
-
-    def __reduce__(self) -> tuple[type[Once], tuple[()]]:
-        return Once, ()
-
-
 def _wrapped(model: Any) -> list[Any]:
     """The models inside retries, bindings and fallbacks, the first choice first."""
     if isinstance(model, RunnableBindingBase):
@@ -235,7 +217,3 @@ def _usage(told: UsageMetadata | None) -> Usage:
         return Usage()
     cached = told.get("input_token_details", {}).get("cache_read")
     return Usage(prompt_tokens=told["input_tokens"], completion_tokens=told["output_tokens"], cached_tokens=cached)
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (isinstance(one, str) and one == other)

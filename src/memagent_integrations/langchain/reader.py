@@ -25,8 +25,9 @@ from typing_extensions import TypedDict
 
 from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
 from memagent_integrations.errors import MissingExtra, UsageError
-from memagent_integrations.langchain.backend import ChatModelBackend, Once
+from memagent_integrations.langchain.backend import ChatModelBackend
 from memagent_integrations.langchain.messages import STEP, elided, merge_input, question_and_context, step_event, text_of, to_chunk, to_message
+from memagent_integrations.langchain.once import Once
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Layout, Reading, Step

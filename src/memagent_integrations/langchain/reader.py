@@ -247,7 +247,7 @@ def _chat_model(spec: str) -> Any:
     try:
         return init_chat_model(spec)
     except ImportError as error:
-        command = re.search(r"pip install [\w.\[\]-]+", str(error))
+        command = re.search(r"pip install (?:-U )?[\w.\[\]-]+", str(error))
         raise MissingExtra(f"the package of {spec}", command=command[0] if command else "see the message above") from error
     except Exception as error:  # an unknown provider, or no key: whatever its class raises
         raise UsageError(f"LangChain cannot make the model {spec!r}: {error}") from error

@@ -381,7 +381,7 @@ async def test_a_synchronous_llm_does_not_block_the_event_loop() -> None:
     backend = LLMBackend(Noting(max_tokens=3))
     assert (await backend.acomplete(prompt())).text == "text text text"
     *texts, reply = [piece async for piece in backend.astream(prompt())]
-    assert texts == ["text ", "text ", "text"]
+    assert [str(text).strip() for text in texts] == ["text", "text", "text"]  # older versions end with a space
     assert isinstance(reply, Reply)
     assert len(threads) == 4
     assert threading.main_thread() not in threads

@@ -87,7 +87,8 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(text.encode())
     (tmp_path / "b.txt").write_bytes(text.encode("utf-8-sig"))
     (tmp_path / "c.txt").write_bytes(text.encode("utf-16"))
-    assert [text_of(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt")] == [text] * 3
+    (tmp_path / "d.txt").write_bytes(text.encode("utf-32"))
+    assert [text_of(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt", "d.txt")] == [text] * 4
     assert places([tmp_path / "a.txt", tmp_path / "b.txt"])[1] == (str(tmp_path / "b.txt"), 0, text)
 
 
@@ -108,6 +109,9 @@ def test_a_file_is_read_in_blocks_without_breaking_characters(tmp_path: Path) ->
         (b"\x89PNG\r\n", "PNG"),
         (b"fine until \xff here", "is not utf-8 text"),
         (b"cut" + "中".encode()[:2], "is not utf-8 text"),
+        ("UTF-16 without a mark".encode("utf-16-le"), "full of NUL bytes"),
+        ("UTF-32 without a mark".encode("utf-32-be"), "full of NUL bytes"),
+        (bytes(5000), "full of NUL bytes"),
     ],
 )
 def test_files_that_are_not_text(content: bytes, said: str, tmp_path: Path) -> None:
@@ -120,12 +124,22 @@ def test_files_that_are_not_text(content: bytes, said: str, tmp_path: Path) -> N
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         text_of(tmp_path / "missing")
-    with pytest.raises(UsageError, match="cannot read"):
-        text_of(tmp_path)
+    for path in (tmp_path, Path("a\0b"), Path("\ud800")):
+        with pytest.raises(UsageError, match="cannot read"):
+            text_of(path)
 
 
 class Strange:
     page_content = 7
+
+
+class Failing:
+    def get_content(self) -> str:
+        raise ConnectionError("the store is away")
+
+
+class NoMetadata:
+    page_content, metadata = "text", "none"
 
 
 @pytest.mark.parametrize(
@@ -136,6 +150,8 @@ class Strange:
         (7, "int is not a document"),
         (None, "NoneType is not a document"),
         (["fine", 7], "int is not a document"),
+        (Failing(), "ConnectionError: the store is away"),
+        (NoMetadata(), "reading the document failed: AttributeError"),
         (Strange(), "the content of document-1 is int"),
     ],
 )

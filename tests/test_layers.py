@@ -16,6 +16,7 @@ import memagent_integrations
 ROOT = Path(memagent_integrations.__file__).parent
 LAYERS = {  # a module may import from lower layers, and from its own where WITHIN says so
     "errors": 0,
+    "settings": 0,
     "records": 0,
     "tokens": 1,
     "documents": 1,
@@ -33,7 +34,9 @@ LAYERS = {  # a module may import from lower layers, and from its own where WITH
 }
 WITHIN = {
     ("cli", "progress"),
+    ("settings", "errors"),
     ("records", "errors"),
+    ("records", "settings"),
     ("chunking", "documents"),
     ("chunking", "tokens"),
     ("prompts", "tokens"),

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -241,20 +243,200 @@ def test_calls_in_flight_are_bounded() -> None:
     assert peak <= 2
 
 
-def test_each_event_loop_has_its_own_connections() -> None:
+def test_each_event_loop_has_its_own_connections_and_they_go_with_it() -> None:
     server, backend = endpoint(["fine"])
 
     async def once() -> str:
-        text = (await backend.acomplete(ask("hello"))).text
-        await backend.aclose()
-        return text
+        return (await backend.acomplete(ask("hello"))).text
 
-    with server:
+    with server, backend:
         assert [asyncio.run(once()) for _ in range(3)] == ["fine"] * 3
-    gc.collect()
-    assert not backend._async
+        assert len(backend._async) == 1
+        gc.collect()
+
+
+async def test_a_closed_backend_takes_no_calls_but_ends_those_in_flight() -> None:
+    arrived, go = threading.Event(), threading.Event()
+
+    def wait(prompt: str) -> str:
+        arrived.set()
+        go.wait(10)
+        return "fine"
+
+    server, backend = endpoint(chat(wait))
+    with server:
+        call = asyncio.create_task(asyncio.to_thread(backend.complete, ask("hello")))
+        await asyncio.to_thread(arrived.wait, 10)
+        backend.close()
+        for attempt in (backend.complete, backend.stream):
+            with pytest.raises(BackendError, match="openai:m is closed"):
+                list(attempt(ask("hello")))  # type: ignore[operator]
+        with pytest.raises(BackendError, match="openai:m is closed"):
+            await backend.acomplete(ask("hello"))
+        with pytest.raises(BackendError, match="openai:m is closed"):
+            backend.count("hello")
+        go.set()
+        assert (await call).text == "fine"
+        await backend.aclose()
+    assert len(server.requests) == 1
+
+
+async def test_an_open_stream_blocks_no_other_call() -> None:
+    """Neither a count nor a call nor another stream, though there is place for one call at a time."""
+    server, backend = endpoint(["one two three"], concurrency=1)
+    with server:
+        first, second = backend.stream(ask("hello")), backend.stream(ask("hello"))
+        assert [next(first), next(second), backend.count("a b"), backend.complete(ask("hello")).text] == ["one", "one", 2, "one two three"]
+        assert [len(list(first)), len(list(second))] == [3, 3]
+        one, other = backend.astream(ask("hello")), backend.astream(ask("hello"))
+        assert [await anext(one), await anext(other), (await backend.acomplete(ask("hello"))).text] == ["one", "one", "one two three"]
+        await one.aclose()
+        await other.aclose()
+        await backend.aclose()
+
+
+def test_a_tokenize_that_hangs_holds_up_no_other_endpoint() -> None:
+    arrived, go = threading.Event(), threading.Event()
+
+    def hang(request: Request) -> Response:
+        arrived.set()
+        go.wait(10)
+        return problem(500)
+
+    (slow_server, slow), (server, backend) = endpoint(hang), endpoint(["fine"])
+    with slow_server, server:
+        with ThreadPoolExecutor() as pool:
+            counting = pool.submit(slow.count, "hello")
+            assert arrived.wait(10)
+            assert backend.count("a b") == 2
+            go.set()
+        assert isinstance(counting.exception(), BackendError)
 
 
 def test_no_secret_shows() -> None:
     backend = OpenAIBackend("m", api_key=KEY)
     assert KEY not in repr(backend) + str(backend) + backend.name
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\n", f" {KEY}\t"])
+def test_space_around_a_key_is_no_part_of_it(key: str) -> None:
+    server, backend = endpoint(["fine"], api_key=key)
+    with server:
+        backend.complete(ask("hello"))
+    assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\n{KEY}", "schlüssel-123456", "a\tb", "a\x00b"])
+def test_a_key_that_no_header_can_hold(key: str) -> None:
+    with pytest.raises(UsageError, match="the API key holds characters") as caught:
+        OpenAIBackend("m", api_key=key)
+    assert key not in str(caught.value)
+
+
+def test_what_is_secret_in_an_address_is_sent_and_not_shown() -> None:
+    with Loopback(lambda request: problem(403)) as server:
+        backend = OpenAIBackend("m", base_url=server.url.replace("//", "//me:pass-word@") + "/v1?token=query-secret", max_retries=0)
+        for call in (backend.complete, lambda prompt: backend.count("hello")):
+            with pytest.raises((BackendError, UsageError), match=r"127\.0\.0\.1") as caught:
+                call(ask("hello"))
+            shown = str(caught.value) + str(caught.value.__cause__)
+            assert "pass-word" not in shown
+            assert "query-secret" not in shown
+    assert server.requests[0].path == "/v1/chat/completions?token=query-secret"
+    assert server.requests[0].headers["Authorization"].startswith("Basic ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"base_url": "localhost:8000"}, "base_url has to be an address"),
+        ({"base_url": "ftp://host/v1"}, "base_url has to be an address"),
+        ({"base_url": "http://"}, "base_url has to be an address"),
+        ({"base_url": "http://[half/v1"}, "base_url has to be an address"),
+        ({"base_url": "http://host:port/v1"}, "base_url has to be an address"),
+        ({"temperature": float("nan")}, "temperature has to be a number"),
+        ({"temperature": -1}, "temperature has to be a number"),
+        ({"top_p": "x"}, "top_p has to be a number"),
+        ({"timeout": -1}, "timeout has to be a number"),
+        ({"max_retries": -1}, "max_retries has to be a whole number of at least 0"),
+        ({"concurrency": True}, "concurrency has to be a whole number"),
+        ({"window": "8"}, "window has to be a whole number"),
+        ({"window": 0}, "window has to be a whole number"),
+        ({"window": 10**400}, "not such a large number"),
+        ({"extra_body": 5}, "extra_body has to be a mapping"),
+        ({"limit_parameter": "x"}, "limit_parameter has to be max_tokens or max_completion_tokens"),
+    ],
+)
+def test_wrong_settings(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        OpenAIBackend("m", **({"api_key": KEY} | options))
+
+
+def odd(**message: Any) -> dict[str, Any]:
+    return completion("x") | {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (odd(content=[{"type": "text", "text": "one"}, {"type": "image"}, 5, {"text": " two"}]), "one two"),
+        (odd(content="fine", reasoning={"a": 1}, reasoning_content=["b"]), "fine"),
+        (odd(content=None), ""),
+        (odd(content=7), ""),
+        (completion("x") | {"choices": [{"index": 0, "message": None, "finish_reason": "stop"}]}, ""),
+        (odd(content="fine") | {"usage": {"prompt_tokens": "3", "completion_tokens": None}}, "fine"),
+    ],
+)
+async def test_odd_answers(body: dict[str, Any], text: str) -> None:
+    server, backend = endpoint([Response(body=body)])
+    with server:
+        assert backend.complete(ask("hello")).text == text
+        assert (await backend.acomplete(ask("hello"))).text == text
+        await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (Response(body={"error": {"message": "out of credit"}}), "out of credit"),
+        (Response(body=[]), "without choices"),
+        (Response(body=None), "without choices"),
+        (Response(body={"choices": 5}), "without choices"),
+        (Response(body=b'{"a": "\xff"}', headers={"Content-Type": "application/json"}), "not JSON"),
+    ],
+)
+def test_answers_that_are_none(body: Response, said: str) -> None:
+    server, backend = endpoint([body])
+    with server, pytest.raises(BackendError, match=said):
+        backend.complete(ask("hello"))
+
+
+def test_odd_events_of_a_stream() -> None:
+    def stream(request: Request) -> Response:
+        lines = [
+            {"choices": [{"index": 0, "delta": None}]},
+            {"choices": [{"index": 0}]},
+            {"choices": [{"index": 0, "delta": {"content": ["x"]}}]},
+            {"choices": [{"index": 0, "delta": {"content": "fine"}, "finish_reason": "stop"}]},
+            {},
+        ]
+        sent = "data: null\n\n" + "".join(f"data: {json.dumps(line)}\n\n" for line in lines)
+        return Response(body=sent.encode(), headers={"Content-Type": "text/event-stream"})
+
+    server, backend = endpoint(stream)
+    with server:
+        *texts, reply = backend.stream(ask("hello"))
+    assert texts == ["fine"]
+    assert isinstance(reply, Reply)
+
+
+def test_a_window_that_is_no_number_is_none() -> None:
+    server, backend = endpoint(lambda request: Response(body={"tokens": [1], "max_model_len": "big"}))
+    with server:
+        assert backend.window is None
+
+
+def test_text_that_cannot_be_sent() -> None:
+    server, backend = endpoint(["fine"])
+    with server, pytest.raises(UsageError, match="cannot be sent"):
+        backend.complete(ask("a\ud800b"))

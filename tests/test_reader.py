@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from memagent_integrations import (
     ScriptedBackend,
     Step,
     UsageError,
+    policies,
 )
 from memagent_integrations.records import Prompt, Reply, Usage
 
@@ -167,6 +170,8 @@ def test_the_window_holds_every_prompt() -> None:
         ({"output_tokens": 1.5}, "output_tokens"),
         ({"overlap_tokens": 150}, "overlap_tokens has to lie between 0 and half of chunk_tokens"),
         ({"overlap_tokens": "a"}, "overlap_tokens has to be a whole number"),
+        ({"chunk_tokens": True}, "chunk_tokens has to be a whole number"),
+        ({"chunk_tokens": 10**400}, "chunk_tokens has to be .* not such a large number"),
         ({"layout": "sideways"}, "layout has to be one of"),
         ({"layout": "memory-first", "prompts": PromptSet.default()}, "not both"),
     ],
@@ -422,9 +427,172 @@ def test_an_interrupt_ends_many_readings() -> None:
         reader(script).read_many([("q", DOCUMENT)] * 50)
 
 
-def test_a_policy_brings_its_prompts_and_budgets(tmp_path: Path) -> None:
-    from memagent_integrations import policies
+@pytest.mark.parametrize("batch_size", [1, 2])
+async def test_readings_that_nobody_waits_for_make_no_more_calls(batch_size: int) -> None:
+    called, release = threading.Event(), threading.Event()
 
+    def script(prompt: Prompt) -> str:
+        if "wait" in prompt.messages[0].content:
+            called.set()
+            release.wait(10)
+        return "text"
+
+    def progress(job: int, step: Step) -> None:
+        if job == 0:
+            called.wait(10)
+            raise RuntimeError("the progress bar broke")
+
+    def ended() -> int:
+        release.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith(("ThreadPoolExecutor", "asyncio")) and thread is not threading.current_thread():
+                thread.join(0.2)
+        return len(prompts_of(subject))
+
+    jobs: list[tuple[str, Any]] = [("q", DOCUMENT), *(("wait", DOCUMENT * 5) for _ in range(20))]
+    subject = reader(script)
+    with pytest.raises(RuntimeError, match="the progress bar broke"):
+        await asyncio.to_thread(subject.read_many, jobs, progress=progress)
+    assert ended() <= 12, "of more than 400"
+    called.clear()
+    release.clear()
+    subject = reader(script, batch_size=batch_size)
+    task = asyncio.create_task(subject.aread_many(jobs))
+    await asyncio.to_thread(called.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended() <= 12
+
+
+@pytest.mark.parametrize("jobs", [None, [("q",)], [("a", "b", "c")], 5, ["q"]])
+async def test_jobs_that_are_no_pairs(jobs: Any) -> None:
+    with pytest.raises(UsageError, match="the jobs have to be"):
+        reader().read_many(jobs)
+    with pytest.raises(UsageError, match="the jobs have to be"):
+        await reader().aread_many(jobs)
+
+
+class Source:
+    """An async document that can tell how much of it was read, and whether it was closed."""
+
+    def __init__(self) -> None:
+        self.taken, self.closed = 0, False
+
+    async def lines(self) -> AsyncGenerator[str]:
+        try:
+            for _ in range(100):
+                self.taken += 1
+                yield DOCUMENT
+        finally:
+            self.closed = True
+
+
+@pytest.mark.parametrize(("question", "settings"), [("", {}), ("why " * 2000, {}), ("q", {"window": 300})])
+async def test_nothing_of_an_async_document_is_read_for_what_cannot_be(question: str, settings: dict[str, Any]) -> None:
+    source = Source()
+    with pytest.raises((UsageError, ContextOverflow)):
+        await reader(**settings).aread(question, source.lines())
+    assert source.taken == 0
+
+
+async def test_an_async_document_is_closed_however_the_reading_ends() -> None:
+    failed, left = Source(), Source()
+    with pytest.raises(BackendError):
+        await reader(["one note"]).aread("q", failed.lines())
+    async with aclosing(reader().astream("q", left.lines())) as events:
+        async for _ in events:
+            break
+    assert (failed.closed, left.closed) == (True, True)
+    assert max(failed.taken, left.taken) <= 2
+
+
+async def test_a_big_piece_of_an_async_document_is_not_tokenized_to_its_end_first() -> None:
+    counted = 0
+
+    class Counting(ScriptedBackend):
+        def count(self, text: str) -> int:
+            nonlocal counted
+            counted += len(text)
+            return super().count(text)
+
+    async def whole() -> AsyncGenerator[str]:
+        yield DOCUMENT * 300
+
+    async with aclosing(Reader(Counting(notes), chunk_tokens=200, memory_tokens=50).astream("q", whole())) as events:
+        async for _ in events:
+            break
+    assert counted < len(DOCUMENT) * 10
+
+
+@pytest.mark.parametrize("document", ["", " \n\t " * 5000, [" ", "\u3000\n"]])
+async def test_a_document_of_nothing_but_space_costs_no_call(document: Any) -> None:
+    async def stream() -> AsyncGenerator[Any]:
+        yield document
+
+    subject = reader()
+    for attempt in (subject.read, subject.plan):
+        with pytest.raises(UsageError, match="the document is empty"):
+            attempt("q", document)
+    with pytest.raises(UsageError, match="the document is empty"):
+        await subject.aread("q", stream())
+    assert prompts_of(subject) == []
+
+
+async def test_chunks_of_nothing_but_space_are_passed_over() -> None:
+    document = " " * 2000 + DOCUMENT + "\n" * 3000 + "the end"
+
+    async def stream() -> AsyncGenerator[str]:
+        yield document
+
+    subject = reader()
+    reading = subject.read("q", document)
+    assert subject.plan("q", document).calls == len(reading.steps) == len(prompts_of(subject))
+    assert all(document[step.span.start : step.span.end].strip() for step in reading.steps if step.span)
+    assert "the end" in prompts_of(subject)[-2].messages[0].content
+    assert (await subject.aread("q", stream())).steps == reading.steps
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        PromptSet(update="{question} {memory} {section} {section} {question}", answer="{question} {memory} {question} {memory}"),
+        PromptSet(update="{question} {memory} {section}", answer="{question} {memory}", empty_memory="nothing yet " * 100),
+    ],
+)
+def test_templates_that_repeat_their_parts_are_within_the_window_too(prompts: PromptSet) -> None:
+    question = "why " * 100
+    with pytest.raises(ContextOverflow, match=r"chunk_tokens=(\d+) or less would fit") as caught:
+        reader(prompts=prompts, window=1000, chunk_tokens=900).read(question, DOCUMENT)
+    room = int(re.findall(r"chunk_tokens=(\d+)", str(caught.value))[0])
+    subject = reader(prompts=prompts, window=1000, chunk_tokens=room, output_tokens=40)
+    plan, reading = subject.plan(question, DOCUMENT), subject.read(question, DOCUMENT)
+    for prompt in prompts_of(subject):
+        assert subject.backend.count(prompt.messages[0].content) + prompt.max_tokens <= 1000
+    assert reading.usage.prompt_tokens is not None
+    assert plan.prompt_tokens >= reading.usage.prompt_tokens
+
+
+async def test_the_thinking_that_the_chat_template_opened_is_not_streamed() -> None:
+    def script(prompt: Prompt) -> str:
+        return "so I think</think>\nnoted" if prompt.phase == "memory" else "hm, it may be that</think>\n<memory>it is so</memory>"
+
+    events = list(reader(script).stream("q", DOCUMENT))
+    assert "".join(event for event in events if isinstance(event, str)) == "it is so"
+    assert [event async for event in reader(script).astream("q", DOCUMENT)] == events
+
+
+def test_a_memory_whose_first_character_is_too_long_keeps_the_old_one() -> None:
+    class Wide(ScriptedBackend):
+        def count(self, text: str) -> int:
+            return super().count(text) + 99 * text.count("\U0001f642")
+
+    notes = iter(["first", "\U0001f642\U0001f642", "answer"])
+    reading = Reader(Wide(lambda prompt: next(notes)), chunk_tokens=400, memory_tokens=50).read("q", DOCUMENT)
+    assert [(step.memory, step.outcome) for step in reading.steps] == [("first", "updated"), ("first", "kept"), ("first", "answered")]
+
+
+def test_a_policy_brings_its_prompts_and_budgets(tmp_path: Path) -> None:
     boxed = PromptSet.default(layout="memory-first", answer_format="boxed")
     policies.save(policies.Policy(model="openai:m", adapter="lora", prompts=boxed, budgets=Budgets(chunk_tokens=300)), tmp_path)
     loaded = policies.load(tmp_path)
@@ -444,6 +612,23 @@ def test_broken_policies(content: str | None, tmp_path: Path) -> None:
         (tmp_path / "memagent.json").write_text(content)
     with pytest.raises(UsageError, match=r"memagent\.json|prompt template lacks"):
         Reader(f"policy:{tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "missing"])
+def test_policies_that_are_not_there(name: str) -> None:
+    with pytest.raises(UsageError, match="is no policy"):
+        Reader(f"policy:{name}")
+
+
+def test_a_policy_names_no_policy(tmp_path: Path) -> None:
+    policies.save(policies.Policy(model=f"policy:{tmp_path}", prompts=PromptSet.default()), tmp_path)
+    with pytest.raises(UsageError, match="not another policy"):
+        Reader(f"policy:{tmp_path}")
+
+
+def test_a_script_serves_threads() -> None:
+    readings = Reader(ScriptedBackend((f"line {n}" for n in range(1000)), concurrency=8)).read_many([("q", "text")] * 100)
+    assert all(reading.answer for reading in readings)
 
 
 def test_a_reader_closes_what_it_opened() -> None:

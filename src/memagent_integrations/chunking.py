@@ -10,7 +10,8 @@ import asyncio
 import re
 import unicodedata
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
 from functools import lru_cache
 
 from memagent_integrations.documents import Piece
@@ -151,12 +152,20 @@ def chunks(pieces: Iterable[Piece], chunker: Chunker) -> Iterator[Chunk]:
     yield from chunker.finish()
 
 
-async def achunks(pieces: AsyncIterator[Piece], chunker: Chunker) -> AsyncIterator[Chunk]:
-    """`chunks` of an async document."""
-    async for piece in pieces:
-        found = chunker.feed(piece)
-        quick = len(piece.text) < chunker.room  # nothing will be counted, and counting may be slow or on the network
-        for chunk in list(found) if quick else await asyncio.to_thread(list, found):
+async def achunks(pieces: AsyncGenerator[Piece], chunker: Chunker) -> AsyncGenerator[Chunk]:
+    """`chunks` of an async document. The pieces are closed in the end."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if len(piece.text) < chunker.room:
+                list(chunker.feed(piece))  # no chunk is complete yet, nothing is counted
+                continue
+            async for chunk in _in_thread(chunker.feed(piece)):
+                yield chunk
+        async for chunk in _in_thread(chunker.finish()):
             yield chunk
-    for chunk in await asyncio.to_thread(list, chunker.finish()):
+
+
+async def _in_thread(found: Iterator[Chunk]) -> AsyncGenerator[Chunk]:
+    """The chunks, made one by one in a thread: counting may be slow, or on the network."""
+    while (chunk := await asyncio.to_thread(next, found, None)) is not None:
         yield chunk

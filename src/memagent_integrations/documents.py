@@ -7,10 +7,10 @@ installed. Nothing is read before it is asked for, and nothing is kept.
 from __future__ import annotations
 
 import codecs
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from memagent_integrations.errors import MemAgentError, UsageError
 
@@ -18,7 +18,13 @@ SEPARATOR = "\n\n"
 """Stands between two documents of a collection, so that the end of one does not run into the start of the next."""
 
 _BLOCK = 1 << 18  # bytes of a file read at a time
-_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_MARKS = (  # that of UTF-32 begins with that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 _FORMATS = ((b"%PDF-", "a PDF"), (b"PK\x03\x04", "a ZIP, DOCX or EPUB archive"), (b"\x89PNG", "a PNG image"), (b"\x1f\x8b", "gzip data"))
 
 
@@ -44,26 +50,28 @@ def pieces(document: Any) -> Iterator[Piece]:
             (which is then the cause).
     """
     joiner = _Joiner()
-    for item in _guarded(_flatten(document)):
-        yield from joiner.add(item)
+    yield from _guarded(piece for item in _flatten(document) for piece in joiner.add(item))
 
 
-async def apieces(document: AsyncIterable[Any]) -> AsyncIterator[Piece]:
-    """`pieces` of an async iterable."""
+async def apieces(document: AsyncIterable[Any]) -> AsyncGenerator[Piece]:
+    """`pieces` of an async iterable, which is closed in the end if it can be."""
     joiner = _Joiner()
     source = aiter(document)
-    while True:
-        try:
-            item = await anext(source)
-        except StopAsyncIteration:
-            return
-        except MemAgentError:
-            raise
-        except Exception as error:
-            raise _failed(error) from error
-        for part in _guarded(_flatten(item)):
-            for piece in joiner.add(part):
+    try:
+        while True:
+            try:
+                item = await anext(source)
+            except StopAsyncIteration:
+                return
+            except MemAgentError:
+                raise
+            except Exception as error:
+                raise _failed(error) from error
+            for piece in _guarded(piece for part in _flatten(item) for piece in joiner.add(part)):
                 yield piece
+    finally:
+        if isinstance(source, AsyncGenerator):
+            await source.aclose()
 
 
 def is_async(document: Any) -> bool:
@@ -128,7 +136,7 @@ def _flatten(document: Any) -> Iterator[Any]:
         )
 
 
-def _guarded(items: Iterator[Any]) -> Iterator[Any]:
+def _guarded(items: Iterator[Piece]) -> Iterator[Piece]:
     while True:
         try:
             item = next(items)
@@ -191,23 +199,27 @@ def _from_object(item: Any, number: int) -> Piece:
 
 def _read(path: Path) -> Iterator[Piece]:
     """A text file, block by block, with its line ends as they are."""
-    position = 0
     try:
         with path.open("rb") as file:
-            head = file.read(_BLOCK)
-            kind = next((name for magic, name in _FORMATS if head.startswith(magic)), None)
-            if kind:
-                raise UsageError(f"{path} is {kind}, not a text file; extract its text first, for example with a document loader")
-            encoding = next((name for mark, name in _MARKS if head.startswith(mark)), "utf-8")
-            decoder = codecs.getincrementaldecoder(encoding)()
-            block = head
-            while block:
-                text = decoder.decode(block)
-                yield Piece(text=text, document_id=str(path), start=position)
-                position += len(text)
-                block = file.read(_BLOCK)
-            decoder.decode(b"", final=True)
+            yield from _decoded(path, file)
+    except (OSError, ValueError) as error:  # a path with a NUL or a lone surrogate in it is a ValueError
+        raise UsageError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _decoded(path: Path, file: IO[bytes]) -> Iterator[Piece]:
+    block, position = file.read(_BLOCK), 0
+    if kind := next((name for magic, name in _FORMATS if block.startswith(magic)), None):
+        raise UsageError(f"{path} is {kind}, not a text file; extract its text first, for example with a document loader")
+    encoding = next((name for mark, name in _MARKS if block.startswith(mark)), "utf-8")
+    if encoding == "utf-8" and block.count(0) > len(block) // 10:
+        raise UsageError(f"{path} is not UTF-8 text: it is full of NUL bytes (binary data, or UTF-16 without a byte order mark); convert it")
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        while block:
+            text = decoder.decode(block)
+            yield Piece(text=text, document_id=str(path), start=position)
+            position += len(text)
+            block = file.read(_BLOCK)
+        decoder.decode(b"", final=True)
     except UnicodeError as error:
         raise UsageError(f"{path} is not {encoding} text ({error}); convert it, or decode it yourself and pass the str") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error

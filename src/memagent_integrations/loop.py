@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError
-from memagent_integrations.prompts import AnswerStream, PromptSet
+from memagent_integrations.prompts import AnswerStream, PromptSet, opened_by_template
 from memagent_integrations.records import Budgets, Chunk, Prompt, Reading, Reply, Step
 from memagent_integrations.tokens import Counter, cut
 
@@ -43,15 +43,14 @@ def reading_loop(
     with `error` set, and with the steps and the memory that it had. An error never becomes memory.
     """
     steps: list[Step] = []
-    answer, failure, blank = None, None, True
+    answer, failure = None, None
     try:
         for chunk in chunks:
-            blank = blank and chunk.text.isspace()
             messages = prompts.update_messages(question=question, memory=memory, section=chunk.text, memory_tokens=budgets.memory_tokens)
             reply = yield Prompt(index=len(steps), phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps))
             steps.append(_update(len(steps), chunk, memory, reply, prompts, budgets, count))
             memory = steps[-1].memory
-        if blank:
+        if not steps:
             raise UsageError("the document is empty: there is no text to read")
         messages = prompts.answer_messages(question=question, memory=memory)
         reply = yield Prompt(index=len(steps), phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps))
@@ -126,7 +125,8 @@ class Incoming:
 
     def __init__(self, prompt: Prompt, prompts: PromptSet) -> None:
         self.outcome: Reply | MemAgentError = BackendError("the backend ended without a reply")
-        self._answer = AnswerStream(prompts) if prompt.phase == "answer" else None
+        thinking = prompt.after is not None and opened_by_template(prompt.after.reply.text)
+        self._answer = AnswerStream(prompts, thinking=thinking) if prompt.phase == "answer" else None
 
     def take(self, piece: str | Reply) -> Iterator[str]:
         """Take what the backend gives; yield what of the answer is certain by now."""
@@ -154,21 +154,25 @@ def drive(turns: Turns, call: Call, prompts: PromptSet) -> Iterator[Event]:
 
 
 async def adrive(turns: Turns, call: AsyncCall, prompts: PromptSet, chunks: AsyncChunks | None = None) -> AsyncGenerator[Event]:
-    """`drive`, async. The loop itself (tokenizing, reading of sync documents) runs in a thread; async `chunks` are awaited here."""
-    state = await _aadvance(turns, None, chunks)
-    while isinstance(state, Prompt):
-        incoming = Incoming(state, prompts)
-        try:
-            async with aclosing(call(state)) as pieces:
-                async for piece in pieces:
-                    for text in incoming.take(piece):
-                        yield text
-        except MemAgentError as error:
-            incoming.outcome = error
-        state = await _aadvance(turns, incoming.outcome, chunks)
-        for step in _new_step(state):
-            yield step
-    yield state
+    """`drive`, async. The loop itself (tokenizing, reading of sync documents) runs in a thread; async `chunks` are awaited and closed here."""
+    try:
+        state = await _aadvance(turns, None, chunks)
+        while isinstance(state, Prompt):
+            incoming = Incoming(state, prompts)
+            try:
+                async with aclosing(call(state)) as pieces:
+                    async for piece in pieces:
+                        for text in incoming.take(piece):
+                            yield text
+            except MemAgentError as error:
+                incoming.outcome = error
+            state = await _aadvance(turns, incoming.outcome, chunks)
+            for step in _new_step(state):
+                yield step
+        yield state
+    finally:
+        if chunks:
+            await chunks.aclose()
 
 
 def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Iterator[tuple[int, Step | Reading]]:
@@ -195,8 +199,9 @@ def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Itera
 class AsyncChunks:
     """Chunks of an async document, fetched one turn ahead, so that the loop, which is synchronous, finds the next one there."""
 
-    def __init__(self, source: AsyncIterator[Chunk]) -> None:
+    def __init__(self, source: AsyncGenerator[Chunk]) -> None:
         self._source = source
+        self.aclose = source.aclose
         self._next: Chunk | MemAgentError | None = None
 
     async def fetch(self) -> None:

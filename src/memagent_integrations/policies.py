@@ -39,11 +39,13 @@ def load(directory: str | Path) -> Policy:
     path = Path(directory) / FILE
     try:
         policy = _ADAPTER.validate_json(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{directory} is no policy: cannot read {FILE} ({error.strerror})") from error
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{path} is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
+        raise UsageError(f"{str(directory)!r} is no policy: cannot read {FILE} ({getattr(error, 'strerror', None) or error})") from error
+    if policy.model.startswith("policy:"):
+        raise UsageError(f"{path} is not valid: model: a policy names a model, not another policy")
     return replace(policy, adapter=str((path.parent / policy.adapter).resolve())) if policy.adapter else policy
 
 

@@ -66,10 +66,10 @@ class ReadingProgress:
         """The reading begins; `plan` is None when the length of the document is unknown."""
         self._plan = plan or _EMPTY
         self._began = time.monotonic()
-        self._bar.update(self._task, description=self._label(0), total=self._plan.document_tokens or None)
+        self._bar.update(self._task, description=self._label(0), total=self._plan.document_tokens or None, refresh=True)
 
     def step(self, step: Step) -> None:
-        """A step is done. Chunks are counted by their place in the document, because some are passed over without a step."""
+        """A step is done."""
         seconds = time.monotonic() - self._began
         self._tokens += step.span.tokens if step.span else 0
         rate = self._tokens / max(seconds, 1e-6)
@@ -77,11 +77,11 @@ class ReadingProgress:
         left = rest / rate if rest > 0 and rate else None
         due = None if left is None else time.monotonic() + left
         if step.span:
-            behind = step.span.index + 1
+            behind = step.index + 1
             coming = "answer" if behind == self._plan.chunks else self._label(behind)
-            self._bar.update(self._task, description=coming, completed=self._tokens, rate=rate, due=due)
+            self._bar.update(self._task, description=coming, completed=self._tokens, rate=rate, due=due, refresh=True)
             ending = f", about {_clock(left)} left" if left else ""
-            self._line(f"{self._label(step.span.index)}: {step.span.tokens:,} tokens, {rate:,.0f} tokens/s{ending}")
+            self._line(f"{self._label(step.index)}: {step.span.tokens:,} tokens, {rate:,.0f} tokens/s{ending}")
 
     def done(self, reading: Reading) -> None:
         """The reading is complete."""

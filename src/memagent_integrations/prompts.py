@@ -102,8 +102,8 @@ class PromptSet:
         """
         try:
             tree = ast.parse(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeError, SyntaxError, ValueError) as error:
-            raise UsageError(f"cannot take prompts from {path}: {error}") from error
+        except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            raise UsageError(f"cannot take prompts from {str(path)!r}: {error or type(error).__name__}") from error
         constants: dict[str, str] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -127,10 +127,11 @@ class PromptSet:
         """The prompt of the answer."""
         return self._fill(self.answer, question=question, memory=memory)
 
-    def overhead(self, phase: Phase, count: Counter) -> int:
-        """Tokens of a prompt of this phase beyond question, memory and section."""
+    def size(self, phase: Phase, count: Counter, *, question: int, memory: int, section: int = 0) -> int:
+        """Tokens of a prompt of this phase at most, if its parts have so many."""
         template = self.update if phase == "memory" else self.answer
-        return count(_PLACEHOLDER.sub("", template)) + MARGIN
+        sizes = {"question": question, "memory": max(memory, count(self.empty_memory)), "section": section, "words": 0}
+        return count(_PLACEHOLDER.sub("", template)) + sum(sizes[name] for name in _PLACEHOLDER.findall(template)) + MARGIN
 
     def parse_memory(self, text: str) -> tuple[str, bool]:
         """The memory in a reply ("" if there is none), and whether the model said that nothing changes."""
@@ -147,7 +148,7 @@ class PromptSet:
 
     def _unwrapped(self, text: str) -> str:
         """The reply without thinking, and without tags of the templates that the model put around it."""
-        tag = rf"</?(?:{'|'.join(self._tags)})>" if self._tags else r"(?!)"
+        tag = rf"</?(?:{'|'.join(self.tags)})>" if self.tags else r"(?!)"
         return re.sub(rf"\A(?:\s*{tag})+|(?:{tag}\s*)+\Z", "", strip_thinking(text)).strip()
 
     def _fill(self, template: str, **values: str) -> tuple[Message, ...]:
@@ -162,10 +163,15 @@ class PromptSet:
     def harmless(self, text: str) -> str:
         """The text as it stands in a prompt: `neutralise`d, and unable to open or close a tag of the templates; as long as before."""
         text = neutralise(text)
-        return re.sub(rf"<(?=\s{{0,9}}/?\s{{0,9}}(?:{'|'.join(self._tags)})\b)", "‹", text, flags=re.IGNORECASE) if self._tags else text
+        return self._imitations.sub("‹", text) if self.tags else text
 
     @cached_property
-    def _tags(self) -> list[str]:
+    def _imitations(self) -> re.Pattern[str]:
+        return re.compile(rf"[<＜](?=[\s/\u200b-\u200d\u2060\ufeff]{{0,9}}(?:{'|'.join(self.tags)})\b)", re.IGNORECASE)
+
+    @cached_property
+    def tags(self) -> list[str]:
+        """Names of the tags that stand in the templates."""
         return sorted(set(re.findall(r"</?([A-Za-z_][\w-]*)>", self.update + self.answer)))
 
 
@@ -173,9 +179,10 @@ _PLACEHOLDER = re.compile(r"\{(question|memory|section|words)\}")
 _CONTROL = re.compile(
     r"<(?=\|[^|<>\n]{1,60}\|>"  # <|im_start|> and its kin
     r"|｜[^<>\n]{1,60}｜>"  # the same with full-width bars
-    r"|/?(?:s|bos|eos|pad|unk|mask|think(?:ing)?|start_of_turn|end_of_turn|start_of_image|end_of_utterance)>"
+    r"|/?(?:s|bos|eos|pad|unk|mask|sep|cls|think(?:ing)?|tool_(?:call|response)s?|fim_\w{3,9}"
+    r"|(?:start|end)_of_(?:turn|image|role|text|utterance)|empty_output|(?:issue|jupyter|commit)_\w{3,12}|file_sep|repo_name|gh_stars)>"
     r"|</?SYS>>)"
-    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])",
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|MODEL_SETTINGS|THINK|ARGS|IMG)\])",
     re.IGNORECASE,
 )
 _UNSENDABLE = re.compile("[\x00\ud800-\udfff]")
@@ -188,6 +195,16 @@ def neutralise(text: str) -> str:
     tokenizer takes, become U+FFFD.
     """
     return _CONTROL.sub(lambda match: "‹" if match[0] == "<" else "［", _UNSENDABLE.sub("\ufffd", text))
+
+
+_THINKING = {"<think>": "</think>", "<thinking>": "</thinking>"}
+_BEGUN_TAG = re.compile(r"<[/\w-]*\Z")
+
+
+def opened_by_template(text: str) -> bool:
+    """Whether the text closes a thinking block that it did not open: the chat template of its model did."""
+    closing = re.search(r"</think(?:ing)?>", text)
+    return closing is not None and not re.search(r"<think(?:ing)?>", text[: closing.start()])
 
 
 def strip_thinking(text: str) -> str:
@@ -212,31 +229,52 @@ def last_boxed(text: str) -> str | None:
 
 
 class AnswerStream:
-    """Turns the pieces of a streamed reply into pieces of the answer: no thinking, no space around; a boxed answer comes at the end.
+    """Turns the pieces of a streamed reply into pieces of the answer: no thinking, no tags or space around; a boxed answer comes at the end.
 
-    Joined, the pieces are `PromptSet.parse_answer` of the whole reply (but for a reply that closes a thinking block it did not open).
+    Joined, the pieces are `PromptSet.parse_answer` of the whole reply. The exception is a reply that closes a thinking block which the chat
+    template opened: what came before is then out already, and the answer follows it whole. `thinking` avoids that: the reply begins inside
+    such a block. Each character is looked at once.
     """
 
-    def __init__(self, prompts: PromptSet) -> None:
+    def __init__(self, prompts: PromptSet, *, thinking: bool = False) -> None:
         self._prompts = prompts
-        self._reply = ""
-        self._sent = ""
+        self._signs = re.compile(rf"(</?(?:think(?:ing)?{''.join('|' + tag for tag in prompts.tags)})>)")
+        self._closing: tuple[str, ...] = ("</think>", "</thinking>") if thinking else ()  # one of these ends the thinking block that we are in
+        self._rest = ""  # may be the beginning of a tag
+        self._gap = ""  # space and tags, which count only if something follows
+        self._sent: list[str] = []
+        self._lost = prompts.answer_format == "boxed"  # nothing more is sent before the end
 
     def feed(self, piece: str) -> Iterator[str]:
         """Take a piece of the reply; yield what of the answer is certain by now."""
-        self._reply += piece
-        if self._prompts.answer_format == "text":
-            certain = re.sub(r"<[a-z]{0,8}\Z", "", self._reply)  # this may become a tag
-            yield from self._new(strip_thinking(certain))
+        text = self._rest + piece
+        begun = _BEGUN_TAG.search(text, max(len(text) - 24, 0))
+        self._rest = begun[0] if begun else ""
+        for part in self._signs.split(text[: len(text) - len(self._rest)]):
+            if not self._lost:
+                yield from self._take(part)
 
     def finish(self, reply: str) -> Iterator[str]:
         """The reply is complete; yield the rest of the answer."""
-        yield from self._new(self._prompts.parse_answer(reply))
+        answer, sent = self._prompts.parse_answer(reply), "".join(self._sent)
+        if answer != sent:
+            yield answer.removeprefix(sent) if answer.startswith(sent) else f"\n\n{answer}"
 
-    def _new(self, answer: str) -> Iterator[str]:
-        if len(answer) > len(self._sent) and answer.startswith(self._sent):
-            yield answer[len(self._sent) :]
-            self._sent = answer
+    def _take(self, part: str) -> Iterator[str]:
+        if self._closing:
+            self._closing = () if part in self._closing else self._closing
+        elif part in _THINKING:
+            self._closing = (_THINKING[part],)
+        elif part in _THINKING.values():
+            self._lost = bool(self._sent)  # the block began before the reply did
+            self._gap = ""
+        elif not part.strip() or self._signs.fullmatch(part):
+            self._gap += part
+        else:
+            piece = self._gap + part if self._sent else part.lstrip()
+            self._gap = piece[len(piece.rstrip()) :]
+            self._sent.append(piece.rstrip())
+            yield self._sent[-1]
 
 
 def _from_format(template: str) -> str:

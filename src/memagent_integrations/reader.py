@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,10 @@ from memagent_integrations.errors import ContextOverflow, MemAgentError, UsageEr
 from memagent_integrations.loop import AsyncCall, AsyncChunks, Event, Turns, adrive, drive, drive_batch, reading_loop
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets, Chunk, Layout, Phase, Plan, Prompt, Reading, Reply, Step
+from memagent_integrations.settings import given, whole
 
 DEFAULT_WINDOW = 8192
+_NO_ROOM = "lower memory_tokens or output_tokens, or use a model with a larger window"
 Progress = Callable[[Step], None]
 ManyProgress = Callable[[int, Step], None]
 Job = tuple[str, Any]
@@ -72,18 +74,18 @@ class Reader:
             raise UsageError("pass prompts or layout, not both: a prompt set has its own layout")
         if backend_options and isinstance(model, Backend):
             raise UsageError("backend_options are for a model given by name; this backend has been made already")
-        if window is not None and (not isinstance(window, int) or window < 1):
-            raise UsageError(f"window has to be a whole number of at least 1, not {window!r}")
+        whole(**given(window=window))
         policy = policies.load(model.removeprefix("policy:")) if isinstance(model, str) and model.startswith("policy:") else None
-        given = {
-            "chunk_tokens": chunk_tokens,
-            "memory_tokens": memory_tokens,
-            "question_tokens": question_tokens,
-            "output_tokens": output_tokens,
-            "overlap_tokens": overlap_tokens,
-        }
-        budgets = policy.budgets if policy else Budgets()
-        self.budgets = replace(budgets, **{name: value for name, value in given.items() if value is not None})
+        self.budgets = replace(
+            policy.budgets if policy else Budgets(),
+            **given(
+                chunk_tokens=chunk_tokens,
+                memory_tokens=memory_tokens,
+                question_tokens=question_tokens,
+                output_tokens=output_tokens,
+                overlap_tokens=overlap_tokens,
+            ),
+        )
         default = policy.prompts if policy and not layout else PromptSet.default(layout=layout or "section-first")
         self.prompts = prompts or default
         self.backend = model if isinstance(model, Backend) else load_backend(model, **(backend_options or {}))
@@ -99,11 +101,11 @@ class Reader:
             ContextOverflow: the budgets do not fit the window, found before the first call.
             BackendError: the model failed; `error.reading` holds the steps until then.
         """
-        return _sound(self._read(self._turns(question, self._chunks(document)), progress))
+        return _sound(self._read(self._turns(question, self._checked(question, self._chunks(document))), progress))
 
     def stream(self, question: str, document: Any) -> Iterator[Event]:
         """`read`, with what happens on the way: a `Step` after each call, the answer in pieces of text, the `Reading` last."""
-        for event in drive(self._turns(question, self._chunks(document)), self._streamed, self.prompts):
+        for event in drive(self._turns(question, self._checked(question, self._chunks(document))), self._streamed, self.prompts):
             yield _sound(event) if isinstance(event, Reading) else event
 
     async def aread(self, question: str, document: Any, *, progress: Progress | None = None) -> Reading:
@@ -122,23 +124,7 @@ class Reader:
         A document that stands in several jobs (the same object) is chunked once for all of them, and may then be an iterator. One job's
         failure leaves the others untouched: its reading has `error` set. `progress` is called with the number of the job and each step.
         """
-        listed = list(jobs)
-        loops = [self._turns(question, source) for (question, _), source in zip(listed, self._sources(listed), strict=True)]
-        if self.backend.batch_size > 1:
-            readings: dict[int, Reading] = {}
-            for number, event in drive_batch(loops, self.backend.complete_batch, self.backend.batch_size):
-                if isinstance(event, Reading):
-                    readings[number] = event
-                elif progress:
-                    progress(number, event)
-            return [readings[number] for number in range(len(listed))]
-        with ThreadPoolExecutor(self.backend.concurrency) as pool:
-            try:
-                tasks = [pool.submit(self._read, loop, _numbered(number, progress)) for number, loop in enumerate(loops)]
-                return [task.result() for task in tasks]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        return self._read_many(_listed(jobs), progress, threading.Event())
 
     async def aread_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """`read_many`, async: up to the backend's `concurrency` readings at a time, or its batches in a thread.
@@ -146,9 +132,13 @@ class Reader:
         Raises:
             UsageError: one async iterator stands in several jobs.
         """
-        listed = list(jobs)
+        listed = _listed(jobs)
         if self.backend.batch_size > 1 and not any(is_async(document) for _, document in listed):
-            return await asyncio.to_thread(self.read_many, listed, progress=progress)
+            left = threading.Event()
+            try:
+                return await asyncio.to_thread(self._read_many, listed, progress, left)
+            finally:
+                left.set()
         places = asyncio.Semaphore(self.backend.concurrency)
         sources = self._sources(listed)
 
@@ -176,16 +166,17 @@ class Reader:
         """
         if is_one_shot(document):
             raise UsageError("a plan would use up this iterator; plan for a document that can be read again (str, Path, list, loader)")
-        asked = self._check(question)
         number, size = 0, 0
-        for chunk in self._chunks(document):
+        for chunk in self._checked(question, self._chunks(document)):
             number, size = number + 1, size + chunk.span.tokens
-        fixed = asked + self.budgets.memory_tokens + self.backend.template_tokens
+        if not number:
+            raise UsageError("the document is empty: there is no text to read")
+        fixed, end = self._prompt_tokens(question, "memory", 0), self._prompt_tokens(question, "answer", 0)
         return Plan(
             chunks=number,
             calls=number + 1,
             document_tokens=size,
-            prompt_tokens=number * (fixed + self._overhead("memory")) + size + fixed + self._overhead("answer"),
+            prompt_tokens=number * fixed + size * self._sections + end,
             completion_tokens=number * self.budgets.output("memory") + self.budgets.output("answer"),
         )
 
@@ -207,18 +198,53 @@ class Reader:
         return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
 
     def _turns(self, question: str, source: Iterable[Chunk]) -> Turns:
-        def checked() -> Iterator[Chunk]:  # the loop then meets a bad question as it meets a bad document
-            self._check(question)
-            yield from source
+        return reading_loop(question, source, prompts=self.prompts, budgets=self.budgets, count=self.count, model=self.backend.name)
 
-        return reading_loop(question, checked(), prompts=self.prompts, budgets=self.budgets, count=self.count, model=self.backend.name)
+    def _checked(self, question: str, source: Iterable[Chunk]) -> Iterator[Chunk]:
+        """The chunks that are read: the loop meets a bad question as it meets a bad document; one of nothing but space costs no call."""
+        self._check(question)
+        yield from (chunk for chunk in source if not chunk.text.isspace())
 
-    def _read(self, turns: Turns, progress: Progress | None) -> Reading:
+    async def _achecked(self, question: str, source: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
+        async with aclosing(source):
+            await asyncio.to_thread(self._check, question)
+            async for chunk in source:
+                if not chunk.text.isspace():
+                    yield chunk
+
+    def _read(self, turns: Turns, progress: Progress | None, left: threading.Event | None = None) -> Reading:
+        """Run a loop to its end, or until nobody waits for it any more."""
         for event in drive(turns, self._complete, self.prompts):
             if isinstance(event, Reading):
                 return event
+            if left and left.is_set():
+                raise CancelledError
             _tell(event, progress)
         raise AssertionError("a driver ends with a reading")
+
+    def _read_many(self, jobs: Sequence[Job], progress: ManyProgress | None, left: threading.Event) -> list[Reading]:
+        """`read_many`, which makes no more calls once `left` is set."""
+        sources = zip(jobs, self._sources(jobs), strict=True)
+        loops = [self._turns(question, self._checked(question, source)) for (question, _), source in sources]
+        if self.backend.batch_size > 1:
+            readings: dict[int, Reading] = {}
+            for number, event in drive_batch(loops, self.backend.complete_batch, self.backend.batch_size):
+                if left.is_set():
+                    break
+                if isinstance(event, Reading):
+                    readings[number] = event
+                elif progress:
+                    progress(number, event)
+            return [readings[number] for number in sorted(readings)]
+        pool = ThreadPoolExecutor(self.backend.concurrency)
+        try:
+            tasks = [pool.submit(self._read, loop, _numbered(number, progress), left) for number, loop in enumerate(loops)]
+            for task in as_completed(tasks):
+                task.result()
+            return [task.result() for task in tasks]
+        finally:
+            left.set()  # an interrupt, or a progress that raises, does not wait for what is running
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def _aread(self, question: str, document: Any, progress: Progress | None, source: Iterable[Chunk] | None = None) -> Reading:
         async with aclosing(self._adrive(question, document, self._acomplete, source)) as events:
@@ -229,8 +255,8 @@ class Reader:
         raise AssertionError("a driver ends with a reading")
 
     def _adrive(self, question: str, document: Any, call: AsyncCall, source: Iterable[Chunk] | None = None) -> AsyncGenerator[Event]:
-        waiting = AsyncChunks(achunks(apieces(document), self._chunker())) if is_async(document) else None
-        turns = self._turns(question, waiting or source or self._chunks(document))
+        waiting = AsyncChunks(self._achecked(question, achunks(apieces(document), self._chunker()))) if is_async(document) else None
+        turns = self._turns(question, waiting or self._checked(question, source or self._chunks(document)))
         return adrive(turns, call, self.prompts, waiting)
 
     def _complete(self, prompt: Prompt) -> Iterator[str | Reply]:
@@ -261,11 +287,18 @@ class Reader:
                 shared[id(document)] = SharedChunks(self._chunks(document))
         return [shared.get(id(document)) or self._chunks(document) for _, document in jobs]
 
-    def _overhead(self, phase: Phase) -> int:
-        return self.prompts.overhead(phase, self.backend.count)
+    @property
+    def _sections(self) -> int:
+        """How often a prompt shows its section."""
+        return self.prompts.update.count("{section}")
 
-    def _check(self, question: str) -> int:
-        """Tokens of the question, once it is sure that every prompt will fit."""
+    def _prompt_tokens(self, question: str, phase: Phase, section: int) -> int:
+        """Tokens of a prompt of this phase at most, with `section` tokens of the document."""
+        size = self.prompts.size(phase, self.backend.count, question=self.count(question), memory=self.budgets.memory_tokens, section=section)
+        return size + self.backend.template_tokens
+
+    def _check(self, question: str) -> None:
+        """See that every prompt will fit."""
         if not isinstance(question, str) or not question.strip():
             raise UsageError("the question is empty")
         budgets, asked = self.budgets, self.count(question)
@@ -274,14 +307,14 @@ class Reader:
         window = self._window or self.backend.window or DEFAULT_WINDOW
         sections: dict[Phase, int] = {"memory": budgets.chunk_tokens, "answer": 0}
         for phase, chunk in sections.items():
-            template = self._overhead(phase) + self.backend.template_tokens
-            rest = asked + budgets.memory_tokens + budgets.output(phase) + template
-            if rest + chunk > window:
+            prompt, output = self._prompt_tokens(question, phase, chunk), budgets.output(phase)
+            if prompt + output > window:
+                room = (window - output - self._prompt_tokens(question, phase, 0)) // self._sections
                 raise ContextOverflow(
-                    f"question {asked} + chunk {chunk} + memory {budgets.memory_tokens} + output {budgets.output(phase)} + template {template} "
-                    f"= {rest + chunk} tokens, but the window holds {window}; {_advice(window - rest)}"
+                    f"question {asked} + chunk {chunk} + memory {budgets.memory_tokens} + output {output} + template "
+                    f"{prompt - asked - chunk - budgets.memory_tokens} = {prompt + output} tokens, but the window holds {window}; "
+                    + (f"chunk_tokens={room} or less would fit" if room >= 64 and phase == "memory" else _NO_ROOM)
                 )
-        return asked
 
 
 class SharedChunks:
@@ -312,10 +345,11 @@ class SharedChunks:
             self._end = end
 
 
-def _advice(room: int) -> str:
-    if room >= 64:
-        return f"chunk_tokens={room} or less would fit"
-    return "lower memory_tokens or output_tokens, or use a model with a larger window"
+def _listed(jobs: Iterable[Job]) -> list[Job]:
+    try:
+        return [(question, document) for question, document in jobs]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the jobs have to be (question, document) pairs ({error})") from error
 
 
 def _sound(reading: Reading) -> Reading:

@@ -11,6 +11,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 
 from memagent_integrations import errors
 from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.settings import given, whole
 
 Phase = Literal["memory", "answer"]
 Layout = Literal["memory-first", "section-first", "section-shared"]
@@ -30,6 +31,8 @@ def _error_from_json(value: Any) -> MemAgentError | None:
     if not (isinstance(kind, type) and issubclass(kind, MemAgentError)):
         raise ValueError(f"{value['type']} is not an error of this package")
     error = kind.__new__(kind, value["message"])
+    if isinstance(error, errors.MissingExtra):
+        error.command = str(error).rpartition("run: ")[2]
     if isinstance(error, errors.BackendError):
         error.retryable = bool(value["retryable"])
     return error
@@ -54,13 +57,10 @@ class Budgets:
     overlap_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("chunk_tokens", "memory_tokens", "question_tokens", "output_tokens", "overlap_tokens"):
-            value, least = getattr(self, name), int(name != "overlap_tokens")
-            if value is None and name == "output_tokens":
-                continue
-            if not isinstance(value, int) or value < least:
-                raise UsageError(f"{name} has to be a whole number of at least {least}, not {value!r}")
-        if not 0 <= self.overlap_tokens <= self.chunk_tokens // 2:
+        whole(chunk_tokens=self.chunk_tokens, memory_tokens=self.memory_tokens, question_tokens=self.question_tokens)
+        whole(**given(output_tokens=self.output_tokens))
+        whole(least=0, overlap_tokens=self.overlap_tokens)
+        if self.overlap_tokens > self.chunk_tokens // 2:
             raise UsageError(f"overlap_tokens has to lie between 0 and half of chunk_tokens ({self.chunk_tokens // 2}), not {self.overlap_tokens!r}")
 
     def output(self, phase: Phase) -> int:
@@ -238,8 +238,8 @@ class Reading:
         """
         try:
             Path(path).write_text(self.to_json(indent=1), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
+            raise UsageError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
 
     def failed(self, error: MemAgentError) -> Reading:
         """This reading, ended by `error`."""

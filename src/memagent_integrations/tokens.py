@@ -93,14 +93,14 @@ def _tiktoken(name: str, load: Callable[[], tiktoken.Encoding]) -> Counter:
     return count
 
 
-_PIECES = re.compile(r"(?P<word>[A-Za-z]+)|(?P<one>[0-9]|[!-/:-@\[-`{-~]|[\n\r\t])|(?P<space> +)|(?P<other>[^\x00-\x7f]+)")
+_PIECES = re.compile(r"(?P<word>[A-Za-z]+)|(?P<one>[0-9]|[!-/:-@\[-`{-~]|[\x00-\x1f\x7f])|(?P<space> +)|(?P<other>[^\x00-\x7f]+)")
 
 
 def approximate(text: str) -> int:
     """A count without a vocabulary, meant to lie above the true one for prose and code in any script.
 
-    A token for each three letters of a word, for each digit and sign, for each eight spaces of a run, for each two bytes of what is
-    not ASCII, and one more for an emoji. `tests/test_tokens.py` compares it with real vocabularies.
+    A token for each three letters of a word, for each digit, sign and control character, for each eight spaces of a run, for each two
+    bytes of what is not ASCII, and one more for an emoji. `tests/test_tokens.py` compares it with real vocabularies.
     """
     total = 0
     for piece in _PIECES.finditer(text):

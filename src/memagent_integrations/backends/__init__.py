@@ -56,7 +56,7 @@ def _make(kind: str, model: Any, options: dict[str, Any]) -> Backend:
     except MemAgentError:
         raise
     except ImportError as error:
-        raise MissingExtra.extra(str(error.name), extra or "all") from error
+        raise MissingExtra.extra(error.name or str(error), extra or "all") from error
     try:
         inspect.signature(cls).bind(model, **options)
     except TypeError as error:

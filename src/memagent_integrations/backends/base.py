@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Sequence
 from types import TracebackType
 from typing import Self
 
-from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.errors import BackendError, MemAgentError
 from memagent_integrations.records import Prompt, Reply
 
 
@@ -53,19 +54,25 @@ class Backend(ABC):
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        pieces = self.stream(prompt)
-        step: asyncio.Future[str | Reply | None] | None = None
+        pieces, turn = self.stream(prompt), threading.Lock()
+
+        def take() -> str | Reply | None:
+            with turn:
+                return next(pieces, None)
+
+        def leave() -> None:
+            with turn:  # a generator that is running cannot be closed
+                pieces.close()
+
         try:
-            while True:
-                step = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
-                if (piece := await asyncio.shield(step)) is None:
-                    return
+            while (piece := await asyncio.to_thread(take)) is not None:
                 yield piece
-        finally:
-            if step:  # a generator that is running cannot be closed
-                await asyncio.wait([step])
-                step.cancelled() or step.exception()
-            await asyncio.to_thread(pieces.close)
+        except asyncio.CancelledError:  # does not wait for the piece that is being made
+            asyncio.get_running_loop().run_in_executor(None, leave)
+            raise
+        except GeneratorExit:
+            await asyncio.to_thread(leave)
+            raise
 
     def close(self) -> None:
         """Free what the backend holds: a model, a server, connections."""
@@ -90,13 +97,6 @@ class Backend(ABC):
             return error
 
 
-def at_least_one(**settings: int) -> int:
-    """The value of a setting that counts something.
-
-    Raises:
-        UsageError: it is not a whole number above zero.
-    """
-    [(name, value)] = settings.items()
-    if not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} has to be a whole number of at least 1, not {value!r}")
-    return value
+def closed(name: str) -> BackendError:
+    """The error of a call to a backend that has been closed."""
+    return BackendError(f"{name} is closed; make a new backend")

@@ -1,30 +1,37 @@
-"""Prompts as token ids, by a Hugging Face tokenizer and its chat template: what the in-process backends have in common."""
+"""Prompts as token ids, by a Hugging Face tokenizer and its chat template, and the backends that compute batches of them in this process."""
 
 from __future__ import annotations
 
+import re
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memagent_integrations.errors import BackendError, ContextOverflow, UsageError
+from memagent_integrations.backends.base import Backend
+from memagent_integrations.errors import ContextOverflow, MemAgentError, UsageError
 from memagent_integrations.prompts import neutralise
-from memagent_integrations.records import Message, Prompt
+from memagent_integrations.records import Message, Prompt, Reply
 
 
 class ChatTokenizer:
     """Counts text and turns prompts into token ids. `options` go to the chat template, for instance `{"enable_thinking": False}`.
 
-    What looks like a control sign in a message is text here, never a control token (`prompts.neutralise`). A tokenizer without a chat
+    What looks like a control sign in a message is text here, never a control token: `prompts.neutralise` sees to the usual ones, and a
+    special token of this tokenizer is broken up by a zero-width space. A tokenizer without a chat
     template, that of a base model, gets the messages as plain text with an empty line between them.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
         self._options = dict(options or {})
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        special = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
         self.template_tokens = len(self._ids((Message(role="user", content=""),)))
 
     def count(self, text: str) -> int:
         """Tokens of the text, without any that begin or end a sequence."""
-        return len(self._tokenizer(neutralise(text), add_special_tokens=False, verbose=False)["input_ids"]) if text else 0
+        return len(self._tokenizer(self._plain(text), add_special_tokens=False, verbose=False)["input_ids"]) if text else 0
 
     def encode(self, prompt: Prompt, window: int | None) -> list[int]:
         """The token ids of a prompt.
@@ -44,8 +51,11 @@ class ChatTokenizer:
             )
         return ids
 
+    def _plain(self, text: str) -> str:
+        return self._special.sub(lambda token: f"{token[0][0]}\u200b{token[0][1:]}", neutralise(text))
+
     def _ids(self, messages: Sequence[Message]) -> list[int]:
-        chat = [{"role": message.role, "content": neutralise(message.content)} for message in messages]
+        chat = [{"role": message.role, "content": self._plain(message.content)} for message in messages]
         if getattr(self._tokenizer, "chat_template", "") is None:
             return list(self._tokenizer("\n\n".join(message["content"] for message in chat), verbose=False)["input_ids"])
         try:
@@ -54,12 +64,33 @@ class ChatTokenizer:
             raise UsageError(f"the model's chat template refuses the messages: {one_line(error)}") from error
 
 
+class BatchBackend(Backend):
+    """A backend whose calls are all batches. A subclass sets `_chat`."""
+
+    _chat: ChatTokenizer
+
+    @property
+    def template_tokens(self) -> int:  # type: ignore[override]
+        """Tokens that the model's own chat template adds to a message."""
+        return self._chat.template_tokens
+
+    def count(self, text: str) -> int:
+        """Tokens of the text, by the model's own tokenizer."""
+        return self._chat.count(text)
+
+    def complete(self, prompt: Prompt) -> Reply:
+        """The reply to one prompt."""
+        [outcome] = self.complete_batch([prompt])
+        if isinstance(outcome, MemAgentError):
+            raise outcome
+        return outcome
+
+    @abstractmethod
+    def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
+        """The replies to many prompts, in their order; where one failed, its error."""
+
+
 def one_line(error: BaseException) -> str:
     """What an error of a library says, short enough to be a part of ours."""
     said = " ".join(str(error).split())[:500]
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
-
-
-def closed(name: str) -> BackendError:
-    """The error of a call to a backend whose model has been freed."""
-    return BackendError(f"{name} is closed; make a new backend")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError
+from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
 
 OVERFLOW = re.compile(
     r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length|context.?(?:size|length|window|overflow)"
@@ -37,14 +37,16 @@ _BROKEN = re.compile(r"Timeout|TimedOut|Connect|Connection|Network|RemoteProtoco
 _SECRET = re.compile(r"\b(?:(?:sk|gsk|xai|hf)[-_]|AIza)[\w-]{12,}")
 
 
-def from_exception(error: Exception, name: str, *, secret: str = "") -> MemAgentError | None:
+def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) -> MemAgentError | None:
     """The error that `error`, raised by a call of the model `name`, amounts to; None for what is not the model's failure.
 
     A status of the server decides first; then a text that speaks of the context window; then whether the connection broke. What is left
     is the model's failure, but for Python's own errors of programming and for the control flow of LangGraph.
     """
     said = _reason(error)
-    said = _SECRET.sub("***", said.replace(secret, "***") if len(secret) > 4 else said)[:500]
+    for secret in filter(lambda secret: len(secret) > 4, secrets):
+        said = said.replace(secret, "***")
+    said = _SECRET.sub("***", said)[:500]
     status = _status(error)
     mistake = not status and isinstance(error, _MISTAKES)
     if mistake and not isinstance(error, ValueError):
@@ -54,8 +56,10 @@ def from_exception(error: Exception, name: str, *, secret: str = "") -> MemAgent
         return ContextOverflow(f"the prompt does not fit into the window of {name}: {said}; lower chunk_tokens or memory_tokens")
     if status:
         return _from_status(status, name, said)
-    if isinstance(error, json.JSONDecodeError):
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return BackendError(f"{name} sent what is not JSON: {said}", retryable=True)
+    if isinstance(error, UnicodeEncodeError):
+        return UsageError(f"the prompt cannot be sent to {name}: {said}; neutralise() in memagent_integrations.prompts replaces what no server takes")
     if mistake or type(error).__module__.partition(".")[0] == "langgraph":
         return None
     broken = isinstance(error, (ConnectionError, TimeoutError)) or bool(_BROKEN.search(kinds))
@@ -63,14 +67,14 @@ def from_exception(error: Exception, name: str, *, secret: str = "") -> MemAgent
 
 
 @contextmanager
-def translated(name: str, *, secret: str = "") -> Iterator[None]:
-    """Raise what the block raises as `from_exception` sees it, the original as its cause; `secret` never shows in the message."""
+def translated(name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
+    """Raise what the block raises as `from_exception` sees it, the original as its cause; `secrets` never show in the message."""
     try:
         yield
     except MemAgentError:
         raise
     except Exception as error:
-        failure = from_exception(error, name, secret=secret)
+        failure = from_exception(error, name, secrets=secrets)
         if failure is None:
             raise
         raise failure from error

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
+import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memagent_integrations.backends.base import at_least_one
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
+from memagent_integrations.settings import MOST, given, number, whole
 
 if TYPE_CHECKING:
     from xllamacpp import Server
+
+
+MAX_PARALLEL = 256
+"""Slots that llama.cpp has room for."""
+MIN_WINDOW = 16
+"""Below, llama.cpp ends the process."""
 
 
 class LlamaCppBackend(OpenAIBackend):
@@ -22,6 +31,8 @@ class LlamaCppBackend(OpenAIBackend):
     The server listens on 127.0.0.1 alone, on a free port, behind a key made for the occasion. `window` is split among `parallel` slots by
     llama.cpp, so each of them gets `window` tokens here. `adapter` is a LoRA adapter in GGUF form. Decoding is greedy unless
     `temperature` says otherwise; `sampling` holds further parameters of llama.cpp's own, such as `repeat_penalty`.
+
+    llama.cpp notices that a call was left when it has read the whole prompt. Closing, and the end of the interpreter, wait for that.
 
     Raises:
         UsageError: the file is missing or not a GGUF file.
@@ -43,11 +54,18 @@ class LlamaCppBackend(OpenAIBackend):
         sampling: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
-        at_least_one(window=window)
-        at_least_one(parallel=parallel)
+        whole(most=MAX_PARALLEL, parallel=parallel)
+        whole(least=MIN_WINDOW, most=MOST // parallel, window=window)
+        whole(most=1024, **given(threads=threads))
+        whole(least=-1, gpu_layers=gpu_layers)
+        number(temperature=temperature)
+        if not isinstance(sampling, Mapping | None):
+            raise UsageError(f"sampling has to be a mapping of names to values, not {sampling!r}")
         for path in (model, adapter) if adapter else (model,):
             _check_gguf(Path(path))
-        self._server = _serve(Path(model), adapter, window, parallel, threads or os.cpu_count() or 1, gpu_layers, key := secrets.token_urlsafe())
+        self._server: Server | None = _serve(
+            Path(model), adapter, window, parallel, threads or os.cpu_count() or 1, gpu_layers, key := secrets.token_urlsafe()
+        )
         super().__init__(
             Path(model).stem,
             base_url=f"{self._server.listening_address}/v1",
@@ -55,15 +73,36 @@ class LlamaCppBackend(OpenAIBackend):
             window=window,
             temperature=temperature,
             seed=seed,
-            extra_body={"cache_prompt": True, **(sampling or {})},
+            extra_body={"cache_prompt": True} | dict(sampling or {}),
             concurrency=parallel,
         )
         self.name = name or f"llamacpp:{model}"
+        self._busy()  # a server that is freed before its loop runs never ends
+        _OPEN.add(self)
 
-    def close(self) -> None:
-        """Stop the server and free the model."""
-        super().close()
-        self.__dict__.pop("_server", None)
+    def _free(self) -> None:
+        while self._busy():  # freeing the server waits for that too, but with the whole interpreter held
+            time.sleep(0.05)
+        self._server = None
+        super()._free()
+
+    def _busy(self) -> bool:
+        """Whether something is being computed."""
+        if self._server is None:
+            return False
+        slots: Any = self._client.get(f"{self._server.listening_address}/slots", cast_to=object)
+        return any(slot["is_processing"] for slot in slots)
+
+
+_OPEN: weakref.WeakSet[LlamaCppBackend] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End every server before the interpreter ends: one that computes for a daemon thread would bring it down."""
+    for backend in list(_OPEN):
+        backend.close()
+        backend._free()
 
 
 def _serve(model: Path, adapter: str | Path | None, window: int, parallel: int, threads: int, gpu_layers: int, key: str) -> Server:
@@ -80,6 +119,8 @@ def _serve(model: Path, adapter: str | Path | None, window: int, parallel: int, 
     params.use_jinja = True
     params.ctx_shift = False
     params.api_keys = [key]
+    params.endpoint_slots = True
+    params.cache_ram_mib = 0  # it would keep the state of every prompt that it has read, up to 8 GiB
     params.verbosity = 0
     if adapter:
         params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
@@ -93,7 +134,7 @@ def _check_gguf(path: Path) -> None:
     try:
         with path.open("rb") as file:
             magic = file.read(4)
-    except OSError as error:
-        raise UsageError(f"cannot read the model {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
+        raise UsageError(f"cannot read the model {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     if magic != b"GGUF":
         raise UsageError(f"{path} is not a GGUF file")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import weakref
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import AbstractContextManager
-from functools import cached_property
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+from urllib.parse import parse_qsl, urlsplit
 
 import openai
 
-from memagent_integrations.backends.base import Backend, at_least_one
+from memagent_integrations.backends.base import Backend, closed
 from memagent_integrations.backends.failures import translated
 from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.prompts import neutralise
 from memagent_integrations.records import Prompt, Reply, Usage
+from memagent_integrations.settings import given, number, whole
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
 LimitParameter = Literal["max_tokens", "max_completion_tokens"]
@@ -30,10 +30,11 @@ class OpenAIBackend(Backend):
     `api_key` and `base_url` default to OPENAI_API_KEY and OPENAI_BASE_URL, as in the SDK. Tokens are counted by the endpoint's own
     `/tokenize` where it has one, else by tiktoken for OpenAI's models; `tokenizer` overrides that with a counter or a name that
     `load_counter` knows. What is left None is not sent, so the server's own default holds. Failed calls are repeated up to `max_retries`
-    times by the SDK, with backoff and after what Retry-After says. `concurrency` bounds the calls in flight.
+    times by the SDK, with backoff and after what Retry-After says. `concurrency` bounds the calls in flight; streams, which last as long as
+    whoever reads them takes, come on top.
 
     Raises:
-        UsageError: no API key and no `base_url` to do without one.
+        UsageError: a setting is wrong, or there is neither an API key nor a `base_url` to do without one.
     """
 
     def __init__(
@@ -53,55 +54,62 @@ class OpenAIBackend(Backend):
         max_retries: int = 5,
         concurrency: int = 8,
     ) -> None:
+        whole(concurrency=concurrency, **given(window=window))
+        whole(least=0, max_retries=max_retries)
+        number(timeout=timeout, **given(temperature=temperature, top_p=top_p))
+        if limit_parameter not in (None, *get_args(LimitParameter)):
+            raise UsageError(f"limit_parameter has to be {' or '.join(get_args(LimitParameter))}, not {limit_parameter!r}")
+        if not isinstance(extra_body, Mapping | None):
+            raise UsageError(f"extra_body has to be a mapping of names to JSON values, not {extra_body!r}")
         self.name = f"openai:{model}"
         self.model = model
-        self.concurrency = at_least_one(concurrency=concurrency)
-        base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
-        if base_url and not (api_key or os.environ.get("OPENAI_API_KEY")):
-            api_key = "none"  # local servers want no key, the SDK wants one
-        self._settings: dict[str, Any] = {"base_url": base_url, "api_key": api_key, "timeout": timeout, "max_retries": max_retries}
-        try:
-            self._client = openai.OpenAI(**self._settings)
-        except openai.OpenAIError as error:
-            raise UsageError(f"no API key for {model}: set OPENAI_API_KEY or pass api_key, or pass the base_url of a local server") from error
-        self._hosted = f".{self._client.base_url.host}".endswith(".openai.com")
-        self._options = {key: value for key, value in (("temperature", temperature), ("top_p", top_p), ("seed", seed)) if value is not None}
+        self.concurrency = concurrency
+        self._settings: dict[str, Any] = {"timeout": timeout, "max_retries": max_retries}
+        self._settings |= _access(model, api_key, base_url or os.environ.get("OPENAI_BASE_URL") or None)
+        self._client = openai.OpenAI(**self._settings)
+        address = urlsplit(str(self._client.base_url))
+        self._address = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+        self._secrets = [self._client.api_key, address.password or "", *map(str, self._settings["default_query"].values())]
+        self._hosted = f".{address.hostname}".endswith(".openai.com")
+        self._options = given(temperature=temperature, top_p=top_p, seed=seed)
         self._extra_body = dict(extra_body or {})
         self._limit: LimitParameter = limit_parameter or ("max_completion_tokens" if self._hosted else "max_tokens")
         self._tokenizer, self._window = tokenizer, window
-        self._lock = threading.Lock()
-        self._in_flight = threading.BoundedSemaphore(concurrency)
-        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[openai.AsyncOpenAI, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
+        self._counter_and_window: tuple[Counter, int | None] | None = None
+        self._counting_lock, self._lock = threading.Lock(), threading.Lock()
+        self._closed, self._calls = False, 0
+        self._places = threading.BoundedSemaphore(concurrency)
+        self._async: dict[asyncio.AbstractEventLoop, tuple[openai.AsyncOpenAI, asyncio.Semaphore]] = {}
 
     @property
     def window(self) -> int | None:  # type: ignore[override]
         """Context window as given, or as the endpoint's `/tokenize` tells it."""
-        return self._window or (None if self._tokenizer else self._counting[1])
+        return self._window or (None if self._tokenizer else self._counting()[1])
 
     def count(self, text: str) -> int:
         """Tokens of the text, by the endpoint or by the tokenizer that was given."""
-        return self._counting[0](text) if text else 0
+        return self._counting()[0](text) if text else 0
 
     def complete(self, prompt: Prompt) -> Reply:
         """The reply of the endpoint; failed calls have been repeated by then."""
-        received = Received()
-        with self._in_flight, self._errors():
-            completion = self._client.chat.completions.create(**self._request(prompt))
-        return _reply(completion, received)
+        received = _Answer()
+        with self._places, self._call():
+            received.whole(self._client.chat.completions.create(**self._request(prompt)))
+        return received.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
-        received = Received()
-        client, in_flight = self._async_client()
-        async with in_flight:
-            with self._errors():
-                completion = await client.chat.completions.create(**self._request(prompt))
-        return _reply(completion, received)
+        received = _Answer()
+        client, places = self._async_client()
+        async with places:
+            with self._call():
+                received.whole(await client.chat.completions.create(**self._request(prompt)))
+        return received.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """The reply as the endpoint streams it; a stream that breaks off is an error, and is not repeated."""
         received = _Stream()
-        with self._in_flight, self._errors(), self._client.chat.completions.create(**self._request(prompt, stream=True)) as events:
+        with self._call(), self._client.chat.completions.create(**self._request(prompt, stream=True)) as events:
             for event in events:
                 if text := received.add(event):
                     yield text
@@ -110,30 +118,58 @@ class OpenAIBackend(Backend):
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
         received = _Stream()
-        client, in_flight = self._async_client()
-        async with in_flight:
-            with self._errors():
-                async with await client.chat.completions.create(**self._request(prompt, stream=True)) as events:
-                    async for event in events:
-                        if text := received.add(event):
-                            yield text
+        client, _ = self._async_client()
+        with self._call():
+            async with await client.chat.completions.create(**self._request(prompt, stream=True)) as events:
+                async for event in events:
+                    if text := received.add(event):
+                        yield text
         yield received.reply()
 
     def close(self) -> None:
-        """Close the connections of the sync client."""
-        self._client.close()
+        """Take no more calls; once those in flight are through, close the connections."""
+        with self._lock:
+            self._closed = True
+            idle = not self._calls
+        if idle:
+            self._free()
 
     async def aclose(self) -> None:
-        """Close all connections that this event loop uses."""
-        client, _ = self._async_client()
-        await client.close()
-        self.close()
+        """`close`, async; calls of other tasks in flight on this event loop are broken off."""
+        client, _ = self._async.pop(asyncio.get_running_loop(), (None, None))
+        if client:
+            await client.close()
+        await asyncio.to_thread(self.close)
+
+    def _free(self) -> None:
+        """Free what the calls needed; there are none any more."""
+        self._client.close()
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """One call: what goes wrong is one of this package's errors, and the backend is not freed before its end."""
+        with self._lock:
+            if self._closed:
+                raise closed(self.name)
+            self._calls += 1
+        try:
+            with translated(f"{self.model} at {self._address}", secrets=self._secrets):
+                yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+                last = self._closed and not self._calls
+            if last:
+                self._free()
 
     def _async_client(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         loop = asyncio.get_running_loop()  # a connection belongs to the event loop that opened it
-        if loop not in self._async:
-            self._async[loop] = openai.AsyncOpenAI(**self._settings), asyncio.Semaphore(self.concurrency)
-        return self._async[loop]
+        with self._lock:
+            for ended in [each for each in self._async if each.is_closed()]:
+                del self._async[ended]
+            if loop not in self._async:
+                self._async[loop] = openai.AsyncOpenAI(**self._settings), asyncio.Semaphore(self.concurrency)
+            return self._async[loop]
 
     def _request(self, prompt: Prompt, *, stream: bool = False) -> dict[str, Any]:
         request: dict[str, Any] = {
@@ -145,13 +181,12 @@ class OpenAIBackend(Backend):
         }
         return request | {"stream": True, "stream_options": {"include_usage": True}} if stream else request
 
-    @property
     def _counting(self) -> tuple[Counter, int | None]:
-        with self._lock:
+        with self._counting_lock:
+            self._counter_and_window = self._counter_and_window or self._find_counter()
             return self._counter_and_window
 
-    @cached_property
-    def _counter_and_window(self) -> tuple[Counter, int | None]:
+    def _find_counter(self) -> tuple[Counter, int | None]:
         if self._tokenizer is not None:
             return load_counter(self._tokenizer), None
         if self._hosted:
@@ -159,12 +194,12 @@ class OpenAIBackend(Backend):
         try:
             _, window = self._tokenize("a")
         except BackendError as error:
-            if error.retryable:
+            if error.retryable or self._closed:
                 raise
             try:
                 return openai_counter(self.model), None
             except UsageError:
-                raise UsageError(f"{self._client.base_url} has no /tokenize to count the tokens of {self.model}; {WAYS_OUT}") from error
+                raise UsageError(f"{self._address} has no /tokenize to count the tokens of {self.model}; {WAYS_OUT}") from error
         return lambda text: self._tokenize(text)[0], window
 
     def _tokenize(self, text: str) -> tuple[int, int | None]:
@@ -172,28 +207,42 @@ class OpenAIBackend(Backend):
         url = str(self._client.base_url).rstrip("/").removesuffix("/v1") + "/tokenize"
         text = neutralise(text)
         body = {"model": self.model, "prompt": text, "content": text, "add_special_tokens": False}
-        with self._in_flight, self._errors():
+        with self._call():
             answer = self._client.post(url, body=body, cast_to=object)
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or not isinstance(tokens, list):
-            raise BackendError(f"{url} did not answer with tokens")
-        return len(tokens), answer.get("max_model_len")
-
-    def _errors(self) -> AbstractContextManager[None]:
-        return translated(f"{self.model} at {self._client.base_url}", secret=self._client.api_key)
+            raise BackendError(f"{self._address} did not answer /tokenize with tokens")
+        return len(tokens), _whole(answer.get("max_model_len"))
 
 
-class _Stream(Received):
+class _Answer(Received):
+    """A completion. Nothing is taken for granted of what a server sends."""
+
+    def whole(self, completion: Any) -> None:
+        """Take a completion that is not streamed."""
+        choices = getattr(completion, "choices", None)
+        if not choices or not isinstance(choices, list):
+            said = getattr(completion, "error", None)
+            raise BackendError("the server answered without choices" + (f": {str(said)[:300]}" if said else ""), retryable=True)
+        self.usage = _usage(getattr(completion, "usage", None))
+        self._take(choices[0], getattr(choices[0], "message", None))
+
+    def _take(self, choice: Any, message: Any) -> str:
+        reason = finish_reason(getattr(choice, "finish_reason", None))
+        self.finish_reason = "content_filter" if getattr(message, "refusal", None) else self.finish_reason or reason
+        extra = getattr(message, "model_extra", None) or {}
+        return self.note(_text(getattr(message, "content", None)), _text(extra.get("reasoning_content")) or _text(extra.get("reasoning")))
+
+
+class _Stream(_Answer):
     """A streamed completion."""
 
     def add(self, event: Any) -> str:
         """Take one event; return its text."""
-        self.usage = _usage(event.usage) if event.usage else self.usage
-        if not event.choices:
-            return ""
-        choice = event.choices[0]
-        self.finish_reason = "content_filter" if getattr(choice.delta, "refusal", None) else self.finish_reason or finish_reason(choice.finish_reason)
-        return self.note(choice.delta.content or "", _reasoning(choice.delta))
+        if usage := getattr(event, "usage", None):
+            self.usage = _usage(usage)
+        choices = getattr(event, "choices", None)
+        return self._take(choices[0], getattr(choices[0], "delta", None)) if choices and isinstance(choices, list) else ""
 
     def reply(self) -> Reply:
         """The whole reply; a stream that was cut off has none."""
@@ -202,26 +251,41 @@ class _Stream(Received):
         return super().reply()
 
 
-def _reply(completion: Any, received: Received) -> Reply:
-    choices = getattr(completion, "choices", None)
-    if not choices:
-        raise BackendError("the server answered without choices", retryable=True)
-    message = choices[0].message
-    received.note(message.content or "", _reasoning(message))
-    received.usage = _usage(completion.usage)
-    received.finish_reason = "content_filter" if getattr(message, "refusal", None) else finish_reason(choices[0].finish_reason)
-    return received.reply()
+def _access(model: str, key: str | None, url: str | None) -> dict[str, Any]:
+    """The SDK's settings for an address and a key, which goes into a header and may therefore hold no line end."""
+    key = (key or os.environ.get("OPENAI_API_KEY") or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError("the API key holds characters that no key has (a line end, or letters beyond ASCII); check where it was copied from")
+    if not (key or url):
+        raise UsageError(f"no API key for {model}: set OPENAI_API_KEY or pass api_key, or pass the base_url of a local server")
+    query: dict[str, str] = {}
+    if url:
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise UsageError("base_url has to be an address such as http://127.0.0.1:8000/v1")
+        query, url = dict(parse_qsl(parts.query)), parts._replace(query="", fragment="").geturl()
+    return {"api_key": key or "none", "base_url": url, "default_query": query}  # local servers want no key, the SDK wants one
 
 
-def _reasoning(message: Any) -> str:
-    extra = message.model_extra or {}
-    return extra.get("reasoning_content") or extra.get("reasoning") or ""
+def _text(content: Any) -> str:
+    """The text in what a server sends as content: a text, or parts of which some are text."""
+    if isinstance(content, list):
+        return "".join(_text(part.get("text")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
 
 
 def _usage(usage: Any) -> Usage:
     details = getattr(usage, "prompt_tokens_details", None)
     return Usage(
-        prompt_tokens=getattr(usage, "prompt_tokens", None),
-        completion_tokens=getattr(usage, "completion_tokens", None),
-        cached_tokens=getattr(details, "cached_tokens", None),
+        prompt_tokens=_whole(getattr(usage, "prompt_tokens", None)),
+        completion_tokens=_whole(getattr(usage, "completion_tokens", None)),
+        cached_tokens=_whole(getattr(details, "cached_tokens", None)),
     )
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Generator, Iterable
 
-from memagent_integrations.backends.base import Backend, at_least_one
+from memagent_integrations.backends.base import Backend
 from memagent_integrations.errors import BackendError, MemAgentError
 from memagent_integrations.records import Prompt, Reply, Usage
+from memagent_integrations.settings import given, whole
 
 Line = str | Reply | MemAgentError
 
@@ -31,12 +33,14 @@ class ScriptedBackend(Backend):
         batch_size: int = 1,
         concurrency: int = 4,
     ) -> None:
+        whole(batch_size=batch_size, concurrency=concurrency, **given(window=window))
         self._script = script if callable(script) else None
         self._lines = iter(()) if callable(script) else iter(script)
+        self._lock = threading.Lock()
         self.prompts: list[Prompt] = []
         self.window = window
-        self.batch_size = at_least_one(batch_size=batch_size)
-        self.concurrency = at_least_one(concurrency=concurrency)
+        self.batch_size = batch_size
+        self.concurrency = concurrency
 
     def count(self, text: str) -> int:
         """Tokens as this backend cuts them."""
@@ -44,8 +48,10 @@ class ScriptedBackend(Backend):
 
     def complete(self, prompt: Prompt) -> Reply:
         """The next line of the script."""
-        self.prompts.append(prompt)
-        line = self._script(prompt) if self._script else next(self._lines, None)
+        with self._lock:  # a generator must not be asked by two threads at once
+            self.prompts.append(prompt)
+            line = None if self._script else next(self._lines, None)
+        line = self._script(prompt) if self._script else line
         if line is None:
             raise BackendError(f"the script ended before call {len(self.prompts)}")
         if isinstance(line, MemAgentError):

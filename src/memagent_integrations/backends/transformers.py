@@ -13,22 +13,23 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from memagent_integrations.backends.base import Backend, at_least_one
-from memagent_integrations.backends.chat import ChatTokenizer, closed, one_line
+from memagent_integrations.backends.base import closed
+from memagent_integrations.backends.chat import BatchBackend, ChatTokenizer, one_line
 from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
+from memagent_integrations.settings import given, number, whole
 
 try:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
     from transformers.generation.streamers import BaseStreamer
 except ImportError as error:
-    raise MissingExtra.extra(str(error.name), "transformers") from error
+    raise MissingExtra.extra(error.name or str(error), "transformers") from error
 
 _MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # CUDA, and the CPU allocator on Linux and on Windows
 
 
-class TransformersBackend(Backend):
+class TransformersBackend(BatchBackend):
     """A model by its Hugging Face name, in a folder, or in a GGUF file (which is de-quantised: 4 bytes a parameter in float32).
 
     `adapter` is a LoRA adapter in PEFT's form. `device` defaults to "cuda" where there is one, else "cpu"; `dtype` to bfloat16 on a GPU and
@@ -61,10 +62,11 @@ class TransformersBackend(Backend):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        if temperature < 0 or not 0 < top_p <= 1:
-            raise UsageError(f"temperature has to be 0 or more and top_p above 0 and up to 1, not {temperature} and {top_p}")
+        whole(batch_size=batch_size, **given(window=window))
+        number(temperature=temperature)
+        number(least=1e-6, most=1, top_p=top_p)
         self.name = f"transformers:{model}"
-        self.batch_size = at_least_one(batch_size=batch_size)
+        self.batch_size = batch_size
         self._temperature, self._top_p, self._seed = temperature, top_p, seed
         self._lock = threading.Lock()
         options["trust_remote_code"] = trust_remote_code
@@ -77,18 +79,6 @@ class TransformersBackend(Backend):
         if adapter:
             self._model = _with_adapter(self._model, adapter)
         self._chat = ChatTokenizer(self._tokenizer, chat_template_kwargs)
-        self.template_tokens = self._chat.template_tokens
-
-    def count(self, text: str) -> int:
-        """Tokens of the text, by the model's own tokenizer."""
-        return self._chat.count(text)
-
-    def complete(self, prompt: Prompt) -> Reply:
-        """The reply to one prompt."""
-        [outcome] = self.complete_batch([prompt])
-        if isinstance(outcome, MemAgentError):
-            raise outcome
-        return outcome
 
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
         """The replies to many prompts, `batch_size` of them computed together, those of similar length side by side.

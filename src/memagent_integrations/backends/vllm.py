@@ -11,22 +11,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from memagent_integrations.backends.base import Backend, at_least_one
-from memagent_integrations.backends.chat import ChatTokenizer, closed, one_line
+from memagent_integrations.backends.base import closed
+from memagent_integrations.backends.chat import BatchBackend, ChatTokenizer, one_line
 from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
+from memagent_integrations.settings import given, whole
 
 try:
     from vllm import LLM, SamplingParams, TokensPrompt
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import RequestOutputKind
 except ImportError as error:
-    raise MissingExtra.extra(str(error.name), "vllm") from error
+    raise MissingExtra.extra(error.name or str(error), "vllm") from error
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM takes for max_lora_rank
 
 
-class VLLMBackend(Backend):
+class VLLMBackend(BatchBackend):
     """A model by its Hugging Face name or in a folder, run by vLLM's own engine.
 
     The prefix cache is on: what a prompt shares with an earlier one is not computed again, and `usage.cached_tokens` tells how much that
@@ -57,12 +58,15 @@ class VLLMBackend(Backend):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **engine: Any,
     ) -> None:
+        whole(batch_size=batch_size, **given(window=window))
         self.name = f"vllm:{model}"
-        self.batch_size = at_least_one(batch_size=batch_size)
+        self.batch_size = batch_size
+        with _loading(str(adapter)):
+            lora = _lora_options(adapter)
         with _loading(str(model)):
             self._sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
-            SamplingParams(**self._sampling)  # refuses what is out of range before the model is loaded
-            options = {"enable_prefix_caching": True, "max_model_len": window, **_lora_options(adapter), **engine}
+            SamplingParams(**self._sampling)  # refuses what it cannot take before the model is loaded
+            options = {"enable_prefix_caching": True, "max_model_len": window, **lora, **engine}
             llm = LLM(model=str(model), **options)
         self._engine: _Engine | None = _Engine(llm.llm_engine)
         try:
@@ -73,18 +77,6 @@ class VLLMBackend(Backend):
         except BaseException:
             self.close()
             raise
-        self.template_tokens = self._chat.template_tokens
-
-    def count(self, text: str) -> int:
-        """Tokens of the text, by the model's own tokenizer."""
-        return self._chat.count(text)
-
-    def complete(self, prompt: Prompt) -> Reply:
-        """The reply to one prompt."""
-        [outcome] = self.complete_batch([prompt])
-        if isinstance(outcome, MemAgentError):
-            raise outcome
-        return outcome
 
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
         """The replies to many prompts; vLLM decides how many of them it computes side by side."""

@@ -16,12 +16,12 @@ from langchain_core.runnables.configurable import RunnableConfigurableFields
 from pydantic import SecretStr
 
 from memagent_integrations.backends import Backend, load_backend
-from memagent_integrations.backends.base import at_least_one
 from memagent_integrations.backends.failures import translated
 from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.once import Once
 from memagent_integrations.records import Prompt, Reply, Usage
+from memagent_integrations.settings import given, whole
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
 _LIMITS = dict.fromkeys(("BaseChatOpenAI", "BaseOpenAI", "ChatAnthropic", "ChatGroq", "ChatMistralAI"), "max_tokens")
@@ -50,10 +50,11 @@ class ChatModelBackend(Backend):
         limit_parameter: str | None = None,
         concurrency: int = 8,
     ) -> None:
+        whole(concurrency=concurrency, **given(window=window))
         if not isinstance(model, Runnable):
             raise UsageError(f"model has to be a LangChain model, not {type(model).__name__}")
         self.model = model
-        self.concurrency = at_least_one(concurrency=concurrency)
+        self.concurrency = concurrency
         self._config = config or RunnableConfig()
         self._tokenizer, self._window, self._limit = tokenizer, window, limit_parameter
         self._models = _wrapped(model)
@@ -125,8 +126,8 @@ class ChatModelBackend(Backend):
 
     def _errors(self) -> AbstractContextManager[None]:
         keys = (getattr(model, name, None) for model in self._models for name in ("openai_api_key", "anthropic_api_key", "api_key"))
-        secret = next((key.get_secret_value() for key in keys if isinstance(key, SecretStr)), "")
-        return translated(self.name, secret=secret)
+        secrets = [key.get_secret_value() for key in keys if isinstance(key, SecretStr)]
+        return translated(self.name, secrets=secrets)
 
     def _input(self, prompt: Prompt) -> LanguageModelInput:
         if all(isinstance(model, BaseLLM) for model in self._models):  # it would write "Human:" before a message

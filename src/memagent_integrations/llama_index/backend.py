@@ -16,11 +16,12 @@ from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.settings import Settings
 from pydantic import ValidationError
 
-from memagent_integrations.backends.base import Backend, at_least_one
+from memagent_integrations.backends.base import Backend
 from memagent_integrations.backends.failures import translated
 from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Phase, Prompt, Reply, Usage
+from memagent_integrations.settings import given, whole
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter
 
 _LIMITS = dict.fromkeys(("OpenAI", "Anthropic", "BedrockConverse", "Cohere", "LiteLLM", "LlamaCPP", "MistralAI"), "max_tokens")
@@ -51,11 +52,12 @@ class LLMBackend(Backend):
         callback_manager: CallbackManager | None = None,
         concurrency: int = 8,
     ) -> None:
+        whole(concurrency=concurrency, **given(window=window))
         if not isinstance(llm, LLM | None):
             raise UsageError(f"llm has to be a LlamaIndex LLM, not {type(llm).__name__}")
         self._given, self._window, self._limit, self._callbacks = llm, window, limit_parameter, callback_manager
         self._count = _counter(tokenizer)
-        self.concurrency = at_least_one(concurrency=concurrency)
+        self.concurrency = concurrency
 
     @cached_property
     def llm(self) -> LLM:
@@ -136,7 +138,7 @@ class LLMBackend(Backend):
 
     @contextmanager
     def _errors(self, llm: LLM) -> Iterator[None]:
-        with translated(self.name, secret=str(getattr(self.llm, "api_key", None) or "")):
+        with translated(self.name, secrets=(str(getattr(self.llm, "api_key", None) or ""),)):
             try:
                 yield
             except ValidationError as error:  # of a structured answer, or of LlamaIndex's own events

@@ -1,0 +1,44 @@
+"""Checks of the numbers that callers set. They come before anything is loaded: C code that gets a bad one ends the process."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from memagent_integrations.errors import UsageError
+
+MOST = 2**31 - 1
+"""The largest number that a tokenizer or a server is sure to take."""
+
+
+def whole(least: int = 1, most: int = MOST, **settings: int) -> None:
+    """See that settings are whole numbers from `least` to `most`.
+
+    Raises:
+        UsageError: one of them is not.
+    """
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            bound = f" and at most {most}" if isinstance(value, int) and value > most else ""
+            raise UsageError(f"{name} has to be a whole number of at least {least}{bound}, not {_shown(value)}")
+
+
+def number(least: float = 0, most: float = math.inf, **settings: float) -> None:
+    """See that settings are finite numbers from `least` to `most`.
+
+    Raises:
+        UsageError: one of them is not.
+    """
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not least <= value <= most:
+            bound = "" if most == math.inf else f" and at most {most}"
+            raise UsageError(f"{name} has to be a number of at least {least}{bound}, not {_shown(value)}")
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _shown(value: Any) -> str:
+    return "such a large number" if isinstance(value, int) and abs(value) > 10**30 else repr(value)

@@ -977,6 +977,8 @@ def test_options_are_sent_when_all_models_take_them(server: Server) -> None:
         (404, {"error": {"message": "no such model"}}, BackendError, False),
         (400, {"error": {"message": "This model's maximum context length is 4096 tokens"}}, ContextOverflow, None),
         (400, {"error": {"message": "bad", "code": "context_length_exceeded"}}, ContextOverflow, None),
+        (200, {"error": {"message": "out of credit"}}, BackendError, True),
+        (200, {"error": {"message": "out of credit", "code": 402}}, BackendError, False),
     ],
     ids=str,
 )

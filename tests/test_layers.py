@@ -181,3 +181,10 @@ def test_every_module_imports() -> None:
     for path in files():
         if path.name not in ("vllm.py", "__main__.py"):
             importlib.import_module(".".join(("memagent_integrations", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"))
+
+
+def test_the_layout_is_told_in_one_line_a_file() -> None:
+    told = (ROOT.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for path in files():
+        first, _, _ = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")
+        assert f"  {path.relative_to(ROOT).as_posix():<28} {first}\n" in told

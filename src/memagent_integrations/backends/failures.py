@@ -60,6 +60,8 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
         return BackendError(f"{name} sent what is not JSON: {said}", retryable=True)
     if isinstance(error, UnicodeEncodeError):
         return UsageError(f"the prompt cannot be sent to {name}: {said}; neutralise() in memagent_integrations.prompts replaces what no server takes")
+    if isinstance(error, ValueError) and (_told(error) or "No generation" in said):  # LangChain's, for an answer without choices
+        return BackendError(f"{name} failed: {said}", retryable=True)
     if mistake or type(error).__module__.partition(".")[0] == "langgraph":
         return None
     broken = isinstance(error, (ConnectionError, TimeoutError)) or bool(_BROKEN.search(kinds))
@@ -78,6 +80,11 @@ def translated(name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
         if failure is None:
             raise
         raise failure from error
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """What a server sent in place of an answer, where a client raises just that."""
+    return error.args[0] if error.args and isinstance(error.args[0], dict) else {}
 
 
 def _reason(error: Exception) -> str:
@@ -101,4 +108,5 @@ def _status(error: Exception) -> int | None:
     found: list[Any] = [getattr(holder, name, None) for holder in (error, response) for name in ("status_code", "http_status", "code", "status")]
     if isinstance(response, dict):  # botocore
         found.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    found.append(_told(error).get("code"))
     return next((status for status in found if isinstance(status, int) and 400 <= status < 600), None)

@@ -7,12 +7,14 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
+from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.settings import MOST, given, number, whole
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class LlamaCppBackend(OpenAIBackend):
             raise UsageError(f"sampling has to be a mapping of names to values, not {sampling!r}")
         for path in (model, adapter) if adapter else (model,):
             _check_gguf(Path(path))
+        self._rests = 0
         self._server: Server | None = _serve(
             Path(model), adapter, window, parallel, threads or os.cpu_count() or 1, gpu_layers, key := secrets.token_urlsafe()
         )
@@ -79,6 +82,31 @@ class LlamaCppBackend(OpenAIBackend):
         self.name = name or f"llamacpp:{model}"
         self._busy()  # a server that is freed before its loop runs never ends
         _OPEN.add(self)
+
+    def stream(self, prompt: Prompt) -> Generator[str | Reply]:
+        """The reply in pieces, as the model writes it, and then the whole as a `Reply`."""
+        with closing(super().stream(prompt)) as pieces:
+            for piece in pieces:
+                with self._resting():
+                    yield piece
+
+    async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
+        """`stream`, async."""
+        async with aclosing(super().astream(prompt)) as pieces:
+            async for piece in pieces:
+                with self._resting():
+                    yield piece
+
+    @contextmanager
+    def _resting(self) -> Iterator[None]:
+        """A stream waits for whoever reads it."""
+        with self._lock:
+            self._rests += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._rests -= 1
 
     def _free(self) -> None:
         while self._busy():  # freeing the server waits for that too, but with the whole interpreter held
@@ -99,9 +127,11 @@ _OPEN: weakref.WeakSet[LlamaCppBackend] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """End every server before the interpreter ends: one that computes for a daemon thread would bring it down."""
+    """End every server before the interpreter ends: freeing one that has a request, say of a daemon thread, never ends."""
     for backend in list(_OPEN):
         backend.close()
+        while backend._calls > backend._rests:
+            time.sleep(0.05)
         backend._free()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 
-from memagent_integrations import MemAgentReader, ScriptedBackend
+from memagent_integrations import MemAgentReader, PromptSet, ScriptedBackend
 
 
 def pages() -> Iterator[Document]:
@@ -18,7 +18,8 @@ def pages() -> Iterator[Document]:
 
 
 notes = ["NO CHANGE", "The code of the north gate is 7319.", "NO CHANGE", "The code is 7319."]
-reader = MemAgentReader(ScriptedBackend(notes), chunk_tokens=1000, memory_tokens=100)
+prompts = PromptSet.default(no_change=True)  # the model may say that a section brings nothing new
+reader = MemAgentReader(ScriptedBackend(notes), prompts=prompts, chunk_tokens=1000, memory_tokens=100)
 
 chain = reader | StrOutputParser()
 for text in chain.stream({"question": "What is the code of the north gate?", "context": pages()}):

@@ -39,6 +39,16 @@ def test_closing_waits_for_the_call_in_flight_and_holds_up_nobody() -> None:
 
 
 @pytest.mark.real
+def test_the_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with load_backend("smollm2", window=512) as backend:
+        assert backend.complete(ask("Name three colours.")).text
+
+
+@pytest.mark.real
 def test_the_interpreter_ends_while_a_daemon_thread_waits_for_a_reply() -> None:
     script = """
 import threading

@@ -1049,9 +1049,17 @@ def test_a_policy_brings_its_prompts_and_budgets(server: Server, monkeypatch: py
     message = MemAgentReader(f"policy:{tmp_path}").invoke(INPUT)
     assert message.response_metadata["memagent"]["chunks"] == 3
     assert server.bodies()[0]["messages"][0]["content"].startswith("UPDATE Why?")
-    message = MemAgentReader(f"policy:{tmp_path}", chunk_tokens=1000, layout="memory-first").invoke(INPUT)
-    assert message.response_metadata["memagent"]["chunks"] == 1
-    assert server.bodies()[-2]["messages"][0]["content"].startswith("A long document")
+    assert MemAgentReader(f"policy:{tmp_path}", chunk_tokens=1000).invoke(INPUT).response_metadata["memagent"]["chunks"] == 1
+    with pytest.raises(UsageError, match="like that of a policy"):
+        MemAgentReader(f"policy:{tmp_path}", layout="memory-first").invoke(INPUT)
+
+
+def test_an_answer_that_is_not_streamed_comes_from_a_call_like_the_others(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+    MemAgentReader("openai:local", **SMALL).invoke(INPUT)
+    assert not any(body.get("stream") for body in server.bodies())
+    list(MemAgentReader("openai:local", **SMALL).stream(INPUT))
+    assert [bool(body.get("stream")) for body in server.bodies()[-2:]] == [False, True]
 
 
 def test_any_other_provider_is_langchains(monkeypatch: pytest.MonkeyPatch) -> None:

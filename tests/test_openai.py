@@ -104,6 +104,55 @@ def test_a_tokenize_that_fails_for_now_is_not_taken_for_none() -> None:
     assert caught.value.retryable
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_wrong_key_is_told_before_the_first_call(status: int) -> None:
+    server, backend = endpoint(lambda request: problem(status))
+    with server, pytest.raises(BackendError, match=rf"refused the API key \({status}\)"):
+        backend.count("hello")
+
+
+def test_refused_calls_leave_no_client_behind() -> None:
+    server, backend = endpoint(["fine"])
+
+    async def refused() -> None:
+        await backend.aclose()
+        for attempt in (backend.acomplete(ask("hello")), anext(backend.astream(ask("hello")))):
+            with pytest.raises(BackendError, match="is closed"):
+                await attempt
+
+    with server:
+        asyncio.run(refused())
+    assert not backend._async
+
+
+async def test_the_last_call_frees_a_closed_backend_without_holding_up_the_event_loop() -> None:
+    """As the in-process server needs it, which takes its time."""
+    freed, ticked = threading.Event(), threading.Event()
+
+    class Slow(OpenAIBackend):
+        def _free(self) -> None:
+            ticked.wait(10)
+            super()._free()
+            freed.set()
+
+    arrived = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def reply(prompt: str) -> str:
+        loop.call_soon_threadsafe(arrived.set)
+        return "fine"
+
+    with Loopback(chat(reply)) as server:
+        backend = Slow("m", base_url=f"{server.url}/v1", max_retries=0)
+        call = asyncio.create_task(backend.acomplete(ask("hello")))
+        await arrived.wait()
+        backend.close()
+        loop.call_later(0.05, ticked.set)
+        assert (await call).text == "fine"
+        await asyncio.to_thread(freed.wait, 10)
+        await backend.aclose()
+
+
 @pytest.mark.parametrize("body", [{"tokens": "no"}, [], {"count": 3}, b"text"])
 def test_a_tokenize_that_answers_something_else(body: Any) -> None:
     server = Loopback(lambda request: Response(body=body))

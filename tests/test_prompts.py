@@ -194,6 +194,13 @@ def test_an_answer_is_streamed_as_it_comes_without_its_tags() -> None:
     assert list(stream.finish("".join(fed))) == []
 
 
+def test_long_tags_are_held_back_too() -> None:
+    tag = "retrieved_context_section_of_the_document"
+    prompts = PromptSet(update=f"{{question}}{{memory}}<{tag}>{{section}}</{tag}>", answer="{question}{memory}")
+    stream, reply = AnswerStream(prompts), f"<{tag}>It is so.</{tag}>"
+    assert "".join([text for char in reply for text in stream.feed(char)] + list(stream.finish(reply))) == "It is so."
+
+
 def test_streams_take_time_in_proportion_to_their_length() -> None:
     """Pieces of a long reply: the text so far must not be looked at again with each of them."""
     stream = AnswerStream(PromptSet.default())

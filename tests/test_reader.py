@@ -173,7 +173,7 @@ def test_the_window_holds_every_prompt() -> None:
         ({"chunk_tokens": True}, "chunk_tokens has to be a whole number"),
         ({"chunk_tokens": 10**400}, "chunk_tokens has to be .* not such a large number"),
         ({"layout": "sideways"}, "layout has to be one of"),
-        ({"layout": "memory-first", "prompts": PromptSet.default()}, "not both"),
+        ({"layout": "memory-first", "prompts": PromptSet.default()}, "a prompt set, like that of a policy, has its own layout"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
@@ -507,6 +507,63 @@ async def test_an_async_document_is_closed_however_the_reading_ends() -> None:
     assert max(failed.taken, left.taken) <= 2
 
 
+async def test_a_failed_call_does_not_wait_for_more_of_an_async_document() -> None:
+    async def endless() -> AsyncGenerator[str]:
+        yield DOCUMENT
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(BackendError, match="refused"):
+        await asyncio.wait_for(reader([BackendError("refused")], chunk_tokens=100).aread("q", endless()), 10)
+
+
+async def test_files_in_an_async_document_are_read_in_threads(tmp_path: Path) -> None:
+    threads = set()
+
+    class Loader:
+        def lazy_load(self) -> Iterator[str]:
+            threads.add(threading.current_thread())
+            yield DOCUMENT
+
+    async def loaders() -> AsyncGenerator[Any]:
+        yield Loader()
+
+    assert (await reader().aread("q", loaders())).answer
+    assert threading.current_thread() not in threads
+
+
+async def test_a_reader_is_an_async_context_too() -> None:
+    closed: list[str] = []
+
+    class Closing(ScriptedBackend):
+        async def aclose(self) -> None:
+            closed.append("async")
+
+    async with Reader(Closing(notes)) as subject:
+        assert (await subject.aread("q", "text")).answer
+    async with Closing(notes):
+        pass
+    assert closed == ["async", "async"]
+
+
+def test_a_stream_may_bring_the_answer_whole() -> None:
+    class NoStream(ScriptedBackend):
+        def stream(self, prompt: Prompt) -> Any:
+            raise AssertionError("streamed")
+
+    events = list(Reader(NoStream(notes)).stream("q", "text", whole=True))
+    assert [event for event in events if isinstance(event, str)] == ["the answer"]
+
+
+def test_progress_is_called_once_at_a_time() -> None:
+    inside = threading.Lock()
+
+    def progress(job: int, step: Step) -> None:
+        assert inside.acquire(blocking=False)
+        inside.release()
+
+    assert all(reading.answer for reading in reader().read_many([("q", DOCUMENT)] * 20, progress=progress))
+
+
 async def test_a_big_piece_of_an_async_document_is_not_tokenized_to_its_end_first() -> None:
     counted = 0
 
@@ -603,7 +660,8 @@ def test_a_policy_brings_its_prompts_and_budgets(tmp_path: Path) -> None:
     policies.save(policies.Policy(model="openai:m", prompts=boxed, budgets=Budgets(chunk_tokens=300)), tmp_path)
     subject = Reader(f"policy:{tmp_path}", memory_tokens=99, backend_options={"base_url": "http://127.0.0.1:1/v1"})
     assert (subject.prompts, subject.budgets.chunk_tokens, subject.budgets.memory_tokens) == (boxed, 300, 99)
-    assert Reader(f"policy:{tmp_path}", layout="section-first", backend_options={"base_url": "http://127.0.0.1:1/v1"}).prompts.name == "section-first"
+    with pytest.raises(UsageError, match="like that of a policy"):
+        Reader(f"policy:{tmp_path}", layout="section-first", backend_options={"base_url": "http://127.0.0.1:1/v1"})
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}", '{"model": "m", "prompts": {"update": "x", "answer": "y"}}'])

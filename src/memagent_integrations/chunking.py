@@ -6,7 +6,6 @@ bounded by a few chunks whatever the length.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import unicodedata
 from collections import deque
@@ -14,13 +13,16 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from functools import lru_cache
 
-from memagent_integrations.documents import Piece
+from memagent_integrations.documents import Piece, in_threads
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Chunk, Source, Span
 from memagent_integrations.tokens import Counter, fit
 
 FULL = 0.9
 """Every chunk but the last holds at least this share of its tokens."""
+
+TAIL = 0.08
+"""The share of a chunk in which a good place for its end is sought."""
 
 _BREAKS = (  # where to cut, best first; the cut comes after the match
     re.compile(r"(?:\r?\n[ \t]*){2,}"),
@@ -33,7 +35,7 @@ class Chunker:
     """Push text in with `feed`, end with `finish`; both give the chunks that are complete.
 
     `count` is the tokenizer's count. A chunk has at most `chunk_tokens` tokens and, unless it is the last, at least 90 % of that;
-    it ends at a paragraph, a sentence or a word where one ends in its last tenth. With `overlap_tokens`, a chunk begins with up to
+    it ends at a paragraph, a sentence or a word where one ends near its end (`TAIL`). With `overlap_tokens`, a chunk begins with up to
     that many tokens of the one before, and its span says so.
 
     Raises:
@@ -92,9 +94,9 @@ class Chunker:
         yield self._emit(size)
 
     def _boundary(self, size: int) -> int:
-        """The best place to end the chunk among the last tenth of its characters; `size` if none is."""
+        """The best place to end the chunk in its tail; `size` if none is."""
         text, least = self._text, FULL * self._limit
-        floor = max(int(size * 0.92), self._fresh)
+        floor = max(int(size * (1 - TAIL)), self._fresh)
         for pattern in _BREAKS:
             ends = [match.end() for match in pattern.finditer(text, floor, min(len(text), size + 1)) if floor < match.end() <= size]
             if ends and least <= self._count(text[: ends[-1]]) <= self._limit:
@@ -159,13 +161,7 @@ async def achunks(pieces: AsyncGenerator[Piece], chunker: Chunker) -> AsyncGener
             if len(piece.text) < chunker.room:
                 list(chunker.feed(piece))  # no chunk is complete yet, nothing is counted
                 continue
-            async for chunk in _in_thread(chunker.feed(piece)):
+            async for chunk in in_threads(chunker.feed(piece)):
                 yield chunk
-        async for chunk in _in_thread(chunker.finish()):
+        async for chunk in in_threads(chunker.finish()):
             yield chunk
-
-
-async def _in_thread(found: Iterator[Chunk]) -> AsyncGenerator[Chunk]:
-    """The chunks, made one by one in a thread: counting may be slow, or on the network."""
-    while (chunk := await asyncio.to_thread(next, found, None)) is not None:
-        yield chunk

@@ -6,16 +6,19 @@ installed. Nothing is read before it is asked for, and nothing is kept.
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from memagent_integrations.errors import MemAgentError, UsageError
 
 SEPARATOR = "\n\n"
 """Stands between two documents of a collection, so that the end of one does not run into the start of the next."""
+
+Item = TypeVar("Item")
 
 _BLOCK = 1 << 18  # bytes of a file read at a time
 _MARKS = (  # that of UTF-32 begins with that of UTF-16
@@ -67,11 +70,23 @@ async def apieces(document: AsyncIterable[Any]) -> AsyncGenerator[Piece]:
                 raise
             except Exception as error:
                 raise _failed(error) from error
-            for piece in _guarded(piece for part in _flatten(item) for piece in joiner.add(part)):
+            found = _guarded(piece for part in _flatten(item) for piece in joiner.add(part))
+            async for piece in in_threads(found) if _is_slow(item) else _now(found):
                 yield piece
     finally:
         if isinstance(source, AsyncGenerator):
             await source.aclose()
+
+
+async def in_threads(items: Iterator[Item]) -> AsyncGenerator[Item]:
+    """The items, each made in a thread: it may take the disk, the network, or a slow tokenizer."""
+    while (item := await asyncio.to_thread(next, items, None)) is not None:
+        yield item
+
+
+async def _now(items: Iterator[Item]) -> AsyncGenerator[Item]:
+    for item in items:
+        yield item
 
 
 def is_async(document: Any) -> bool:
@@ -82,6 +97,10 @@ def is_async(document: Any) -> bool:
 def is_one_shot(document: Any) -> bool:
     """Whether reading the document uses it up."""
     return isinstance(document, (Iterator, AsyncIterator))
+
+
+def _is_slow(item: Any) -> bool:
+    return not (isinstance(item, str) or hasattr(item, "page_content"))
 
 
 class _Joiner:

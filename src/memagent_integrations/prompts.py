@@ -74,6 +74,9 @@ class PromptSet:
 
         With `no_change`, the model may say that a section brings nothing new, and the memory stays as it is, byte for byte: cheaper, and no
         drift over thousands of sections. It takes a model that can judge that.
+
+        Raises:
+            UsageError: there is no such layout or answer format.
         """
         if layout not in _ORDER:
             raise UsageError(f"layout has to be one of {', '.join(_ORDER)}, not {layout!r}")
@@ -239,19 +242,20 @@ class AnswerStream:
     def __init__(self, prompts: PromptSet, *, thinking: bool = False) -> None:
         self._prompts = prompts
         self._signs = re.compile(rf"(</?(?:think(?:ing)?{''.join('|' + tag for tag in prompts.tags)})>)")
+        self._longest = max(len(tag) for tag in ("thinking", *prompts.tags)) + 3
         self._closing: tuple[str, ...] = ("</think>", "</thinking>") if thinking else ()  # one of these ends the thinking block that we are in
         self._rest = ""  # may be the beginning of a tag
         self._gap = ""  # space and tags, which count only if something follows
         self._sent: list[str] = []
-        self._lost = prompts.answer_format == "boxed"  # nothing more is sent before the end
+        self._held = prompts.answer_format == "boxed"  # nothing more is sent before the end
 
     def feed(self, piece: str) -> Iterator[str]:
         """Take a piece of the reply; yield what of the answer is certain by now."""
         text = self._rest + piece
-        begun = _BEGUN_TAG.search(text, max(len(text) - 24, 0))
+        begun = _BEGUN_TAG.search(text, max(len(text) - self._longest, 0))
         self._rest = begun[0] if begun else ""
         for part in self._signs.split(text[: len(text) - len(self._rest)]):
-            if not self._lost:
+            if not self._held:
                 yield from self._take(part)
 
     def finish(self, reply: str) -> Iterator[str]:
@@ -266,7 +270,7 @@ class AnswerStream:
         elif part in _THINKING:
             self._closing = (_THINKING[part],)
         elif part in _THINKING.values():
-            self._lost = bool(self._sent)  # the block began before the reply did
+            self._held = bool(self._sent)  # the block began before the reply did
             self._gap = ""
         elif not part.strip() or self._signs.fullmatch(part):
             self._gap += part

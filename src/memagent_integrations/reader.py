@@ -21,7 +21,7 @@ from memagent_integrations.errors import ContextOverflow, MemAgentError, UsageEr
 from memagent_integrations.loop import AsyncCall, AsyncChunks, Event, Turns, adrive, drive, drive_batch, reading_loop
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets, Chunk, Layout, Phase, Plan, Prompt, Reading, Reply, Step
-from memagent_integrations.settings import given, whole
+from memagent_integrations.settings import check_int, given
 
 DEFAULT_WINDOW = 8192
 _NO_ROOM = "lower memory_tokens or output_tokens, or use a model with a larger window"
@@ -70,11 +70,9 @@ class Reader:
                 f"model has to be a name or a Backend, not {type(model).__name__}; "
                 "for LangChain and LlamaIndex models use memagent_integrations.langchain and memagent_integrations.llama_index"
             )
-        if prompts and layout:
-            raise UsageError("pass prompts or layout, not both: a prompt set has its own layout")
         if backend_options and isinstance(model, Backend):
             raise UsageError("backend_options are for a model given by name; this backend has been made already")
-        whole(**given(window=window))
+        check_int(**given(window=window))
         policy = policies.load(model.removeprefix("policy:")) if isinstance(model, str) and model.startswith("policy:") else None
         self.budgets = replace(
             policy.budgets if policy else Budgets(),
@@ -86,8 +84,10 @@ class Reader:
                 overlap_tokens=overlap_tokens,
             ),
         )
-        default = policy.prompts if policy and not layout else PromptSet.default(layout=layout or "section-first")
-        self.prompts = prompts or default
+        prompts = prompts or (policy.prompts if policy else None)
+        if prompts and layout:
+            raise UsageError("pass prompts or layout, not both: a prompt set, like that of a policy, has its own layout")
+        self.prompts = prompts or PromptSet.default(layout=layout or "section-first")
         self.backend = model if isinstance(model, Backend) else load_backend(model, **(backend_options or {}))
         self._window = window
 
@@ -101,28 +101,38 @@ class Reader:
             ContextOverflow: the budgets do not fit the window, found before the first call.
             BackendError: the model failed; `error.reading` holds the steps until then.
         """
-        return _sound(self._read(self._turns(question, self._checked(question, self._chunks(document))), progress))
+        return _raise_for_error(self._read(self._turns(question, self._checked(question, self._chunks(document))), progress))
 
-    def stream(self, question: str, document: Any) -> Iterator[Event]:
-        """`read`, with what happens on the way: a `Step` after each call, the answer in pieces of text, the `Reading` last."""
-        for event in drive(self._turns(question, self._checked(question, self._chunks(document))), self._streamed, self.prompts):
-            yield _sound(event) if isinstance(event, Reading) else event
+    def stream(self, question: str, document: Any, *, whole: bool = False) -> Iterator[Event]:
+        """`read`, with what happens on the way: a `Step` after each call, the answer in pieces of text, the `Reading` last.
+
+        With `whole` the answer comes in one piece, from a call that is like the others: repeated if it fails, bounded in number. A step is
+        told when the next chunk is there.
+        """
+        call = self._complete if whole else self._streamed
+        for event in drive(self._turns(question, self._checked(question, self._chunks(document))), call, self.prompts):
+            yield _raise_for_error(event) if isinstance(event, Reading) else event
 
     async def aread(self, question: str, document: Any, *, progress: Progress | None = None) -> Reading:
         """`read`, async; the document may be an async iterator."""
-        return _sound(await self._aread(question, document, progress))
+        return _raise_for_error(await self._aread(question, document, progress))
 
-    async def astream(self, question: str, document: Any) -> AsyncGenerator[Event]:
+    async def astream(self, question: str, document: Any, *, whole: bool = False) -> AsyncGenerator[Event]:
         """`stream`, async; the document may be an async iterator."""
-        async with aclosing(self._adrive(question, document, self._astreamed)) as events:
+        call = self._acomplete if whole else self._astreamed
+        async with aclosing(self._adrive(question, document, call)) as events:
             async for event in events:
-                yield _sound(event) if isinstance(event, Reading) else event
+                yield _raise_for_error(event) if isinstance(event, Reading) else event
 
     def read_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """Read for many (question, document) pairs; the readings come in the order of the jobs.
 
         A document that stands in several jobs (the same object) is chunked once for all of them, and may then be an iterator. One job's
-        failure leaves the others untouched: its reading has `error` set. `progress` is called with the number of the job and each step.
+        failure leaves the others untouched: its reading has `error` set. `progress` is called with the number of the job and each step, from
+        the threads that read, one call at a time.
+
+        Raises:
+            UsageError: the jobs are no pairs, or one async iterator stands in several.
         """
         return self._read_many(_listed(jobs), progress, threading.Event())
 
@@ -134,11 +144,11 @@ class Reader:
         """
         listed = _listed(jobs)
         if self.backend.batch_size > 1 and not any(is_async(document) for _, document in listed):
-            left = threading.Event()
+            cancelled = threading.Event()
             try:
-                return await asyncio.to_thread(self._read_many, listed, progress, left)
+                return await asyncio.to_thread(self._read_many, listed, progress, cancelled)
             finally:
-                left.set()
+                cancelled.set()
         places = asyncio.Semaphore(self.backend.concurrency)
         sources = self._sources(listed)
 
@@ -188,11 +198,21 @@ class Reader:
         """Close the backend."""
         self.backend.close()
 
+    async def aclose(self) -> None:
+        """`close`, async."""
+        await self.backend.aclose()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def __repr__(self) -> str:
         return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
@@ -212,24 +232,25 @@ class Reader:
                 if not chunk.text.isspace():
                     yield chunk
 
-    def _read(self, turns: Turns, progress: Progress | None, left: threading.Event | None = None) -> Reading:
+    def _read(self, turns: Turns, progress: Progress | None, cancelled: threading.Event | None = None) -> Reading:
         """Run a loop to its end, or until nobody waits for it any more."""
         for event in drive(turns, self._complete, self.prompts):
             if isinstance(event, Reading):
                 return event
-            if left and left.is_set():
+            if cancelled and cancelled.is_set():
                 raise CancelledError
             _tell(event, progress)
         raise AssertionError("a driver ends with a reading")
 
-    def _read_many(self, jobs: Sequence[Job], progress: ManyProgress | None, left: threading.Event) -> list[Reading]:
-        """`read_many`, which makes no more calls once `left` is set."""
+    def _read_many(self, jobs: Sequence[Job], progress: ManyProgress | None, cancelled: threading.Event) -> list[Reading]:
+        """`read_many`, which makes no more calls once `cancelled` is set."""
+        progress = _one_at_a_time(progress)
         sources = zip(jobs, self._sources(jobs), strict=True)
         loops = [self._turns(question, self._checked(question, source)) for (question, _), source in sources]
         if self.backend.batch_size > 1:
             readings: dict[int, Reading] = {}
             for number, event in drive_batch(loops, self.backend.complete_batch, self.backend.batch_size):
-                if left.is_set():
+                if cancelled.is_set():
                     break
                 if isinstance(event, Reading):
                     readings[number] = event
@@ -238,12 +259,12 @@ class Reader:
             return [readings[number] for number in sorted(readings)]
         pool = ThreadPoolExecutor(self.backend.concurrency)
         try:
-            tasks = [pool.submit(self._read, loop, _numbered(number, progress), left) for number, loop in enumerate(loops)]
+            tasks = [pool.submit(self._read, loop, _numbered(number, progress), cancelled) for number, loop in enumerate(loops)]
             for task in as_completed(tasks):
                 task.result()
             return [task.result() for task in tasks]
         finally:
-            left.set()  # an interrupt, or a progress that raises, does not wait for what is running
+            cancelled.set()  # an interrupt, or a progress that raises, does not wait for what is running
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _aread(self, question: str, document: Any, progress: Progress | None, source: Iterable[Chunk] | None = None) -> Reading:
@@ -352,7 +373,7 @@ def _listed(jobs: Iterable[Job]) -> list[Job]:
         raise UsageError(f"the jobs have to be (question, document) pairs ({error})") from error
 
 
-def _sound(reading: Reading) -> Reading:
+def _raise_for_error(reading: Reading) -> Reading:
     if reading.error:
         reading.error.reading = reading
         raise reading.error
@@ -366,3 +387,15 @@ def _tell(event: Event, progress: Progress | None) -> None:
 
 def _numbered(number: int, progress: ManyProgress | None) -> Progress | None:
     return partial(progress, number) if progress else None
+
+
+def _one_at_a_time(progress: ManyProgress | None) -> ManyProgress | None:
+    if not progress:
+        return None
+    lock = threading.Lock()
+
+    def call(number: int, step: Step) -> None:
+        with lock:
+            progress(number, step)
+
+    return call

@@ -11,7 +11,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 
 from memagent_integrations import errors
 from memagent_integrations.errors import MemAgentError, UsageError
-from memagent_integrations.settings import given, whole
+from memagent_integrations.settings import check_int, given
 
 Phase = Literal["memory", "answer"]
 Layout = Literal["memory-first", "section-first", "section-shared"]
@@ -57,9 +57,9 @@ class Budgets:
     overlap_tokens: int = 0
 
     def __post_init__(self) -> None:
-        whole(chunk_tokens=self.chunk_tokens, memory_tokens=self.memory_tokens, question_tokens=self.question_tokens)
-        whole(**given(output_tokens=self.output_tokens))
-        whole(least=0, overlap_tokens=self.overlap_tokens)
+        check_int(chunk_tokens=self.chunk_tokens, memory_tokens=self.memory_tokens, question_tokens=self.question_tokens)
+        check_int(**given(output_tokens=self.output_tokens))
+        check_int(least=0, overlap_tokens=self.overlap_tokens)
         if self.overlap_tokens > self.chunk_tokens // 2:
             raise UsageError(f"overlap_tokens has to lie between 0 and half of chunk_tokens ({self.chunk_tokens // 2}), not {self.overlap_tokens!r}")
 
@@ -106,7 +106,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Tokens of one or more calls. None means that the server did not say."""
+    """Tokens of one or more calls; `cached_tokens` are those of the prompt that were not computed anew. None: the server did not say."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -130,7 +130,7 @@ NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a model said to one prompt. `reasoning` is thinking that the server returned apart from the text."""
+    """What a model said to one prompt, after `seconds` by the clock. `reasoning` is thinking that the server returned apart from the text."""
 
     text: str
     reasoning: str = ""
@@ -142,6 +142,8 @@ class Reply:
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One call of the model and what became of its reply.
+
+    `index` counts the steps of a reading from 0; `span` is the chunk that was read, None for the answer.
 
     `outcome`: "updated" (the reply is the new memory), "unchanged" (the model said that nothing is new), "kept" (the reply
     was unusable, the old memory stands), "answered" (the last step). `cut`: text was lost at the end, because the reply met
@@ -160,20 +162,24 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """One call to make: the messages, the output limit, and `after`, the step that the previous reply became."""
+    """One call to make: the messages, the output limit, and `after`, the step that the previous reply became.
+
+    `recorded` is the reply to give to the loop in place of a call, where a journal has it.
+    """
 
     index: int
     phase: Phase
     messages: tuple[Message, ...]
     max_tokens: int
     after: Step | None = None
+    recorded: Reply | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a reading will take, known before the first call.
 
-    `prompt_tokens` and `completion_tokens` are upper bounds; the document counts `document_tokens`.
+    `prompt_tokens` and `completion_tokens` are upper bounds; the chunks have `document_tokens` together (what overlaps counts twice).
     """
 
     chunks: int

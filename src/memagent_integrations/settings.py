@@ -11,7 +11,7 @@ MOST = 2**31 - 1
 """The largest number that a tokenizer or a server is sure to take."""
 
 
-def whole(least: int = 1, most: int = MOST, **settings: int) -> None:
+def check_int(least: int = 1, most: int = MOST, **settings: int) -> None:
     """See that settings are whole numbers from `least` to `most`.
 
     Raises:
@@ -23,7 +23,7 @@ def whole(least: int = 1, most: int = MOST, **settings: int) -> None:
             raise UsageError(f"{name} has to be a whole number of at least {least}{bound}, not {_shown(value)}")
 
 
-def number(least: float = 0, most: float = math.inf, **settings: float) -> None:
+def check_number(least: float = 0, most: float = math.inf, **settings: float) -> None:
     """See that settings are finite numbers from `least` to `most`.
 
     Raises:

@@ -33,6 +33,7 @@ def load_backend(spec: str, **options: Any) -> Backend:
     Raises:
         UsageError: the name or an option is unknown.
         MissingExtra: the backend's package is not installed.
+        BackendError: the model cannot be fetched or loaded.
     """
     kind, _, name = spec.partition(":")
     if spec in models.EMBEDDED:

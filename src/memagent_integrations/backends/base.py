@@ -29,6 +29,7 @@ class Backend(ABC):
     batch_size: int = 1
     """Prompts that `complete_batch` computes together. 1: calls are independent of one another, `concurrency` of them at a time."""
     concurrency: int = 1
+    """Calls that `Reader.read_many` makes at a time."""
 
     @abstractmethod
     def count(self, text: str) -> int:
@@ -86,6 +87,12 @@ class Backend(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

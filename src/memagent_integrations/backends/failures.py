@@ -33,14 +33,14 @@ _MISTAKES = (  # of the code, not of the model
     ValueError,
     Warning,
 )
-_BROKEN = re.compile(r"Timeout|TimedOut|Connect|Connection|Network|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded")
+_BROKEN = re.compile(r"Timeout|TimedOut|Connect|Network|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded")
 _SECRET = re.compile(r"\b(?:(?:sk|gsk|xai|hf)[-_]|AIza)[\w-]{12,}")
 
 
 def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) -> MemAgentError | None:
     """The error that `error`, raised by a call of the model `name`, amounts to; None for what is not the model's failure.
 
-    A status of the server decides first; then a text that speaks of the context window; then whether the connection broke. What is left
+    A text that speaks of the context window decides first, then the status of the server, then whether the connection broke. What is left
     is the model's failure, but for Python's own errors of programming and for the control flow of LangGraph.
     """
     said = _reason(error)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply
-from memagent_integrations.settings import MOST, given, number, whole
+from memagent_integrations.settings import MOST, check_int, check_number, given
 
 if TYPE_CHECKING:
     from xllamacpp import Server
@@ -42,6 +42,8 @@ class LlamaCppBackend(OpenAIBackend):
         BackendError: llama.cpp cannot load the model.
     """
 
+    _proxies = False
+
     def __init__(
         self,
         model: str | Path,
@@ -56,16 +58,16 @@ class LlamaCppBackend(OpenAIBackend):
         sampling: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
-        whole(most=MAX_PARALLEL, parallel=parallel)
-        whole(least=MIN_WINDOW, most=MOST // parallel, window=window)
-        whole(most=1024, **given(threads=threads))
-        whole(least=-1, gpu_layers=gpu_layers)
-        number(temperature=temperature)
+        check_int(most=MAX_PARALLEL, parallel=parallel)
+        check_int(least=MIN_WINDOW, most=MOST // parallel, window=window)
+        check_int(most=1024, **given(threads=threads))
+        check_int(least=-1, gpu_layers=gpu_layers)
+        check_number(temperature=temperature)
         if not isinstance(sampling, Mapping | None):
             raise UsageError(f"sampling has to be a mapping of names to values, not {sampling!r}")
         for path in (model, adapter) if adapter else (model,):
             _check_gguf(Path(path))
-        self._rests = 0
+        self._resting_streams = 0
         self._server: Server | None = _serve(
             Path(model), adapter, window, parallel, threads or os.cpu_count() or 1, gpu_layers, key := secrets.token_urlsafe()
         )
@@ -80,7 +82,7 @@ class LlamaCppBackend(OpenAIBackend):
             concurrency=parallel,
         )
         self.name = name or f"llamacpp:{model}"
-        self._busy()  # a server that is freed before its loop runs never ends
+        self._busy(self._server)  # a server that is freed before its loop runs never ends
         _OPEN.add(self)
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
@@ -101,24 +103,25 @@ class LlamaCppBackend(OpenAIBackend):
     def _resting(self) -> Iterator[None]:
         """A stream waits for whoever reads it."""
         with self._lock:
-            self._rests += 1
+            self._resting_streams += 1
         try:
             yield
         finally:
             with self._lock:
-                self._rests -= 1
+                self._resting_streams -= 1
 
     def _free(self) -> None:
-        while self._busy():  # freeing the server waits for that too, but with the whole interpreter held
-            time.sleep(0.05)
-        self._server = None
+        with self._lock:
+            server, self._server = self._server, None
+        if server:
+            while self._busy(server):  # freeing the server waits for that too, but with the whole interpreter held
+                time.sleep(0.05)
         super()._free()
 
-    def _busy(self) -> bool:
+    def _busy(self, server: Server) -> bool:
         """Whether something is being computed."""
-        if self._server is None:
-            return False
-        slots: Any = self._client.get(f"{self._server.listening_address}/slots", cast_to=object)
+        with self._errors():
+            slots: Any = self._client.get(f"{server.listening_address}/slots", cast_to=object)
         return any(slot["is_processing"] for slot in slots)
 
 
@@ -130,7 +133,7 @@ def _close_all() -> None:
     """End every server before the interpreter ends: freeing one that has a request, say of a daemon thread, never ends."""
     for backend in list(_OPEN):
         backend.close()
-        while backend._calls > backend._rests:
+        while backend._calls > backend._resting_streams:
             time.sleep(0.05)
         backend._free()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, urlsplit
 
@@ -18,7 +18,7 @@ from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.prompts import neutralise
 from memagent_integrations.records import Prompt, Reply, Usage
-from memagent_integrations.settings import given, number, whole
+from memagent_integrations.settings import check_int, check_number, given
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
 LimitParameter = Literal["max_tokens", "max_completion_tokens"]
@@ -30,12 +30,15 @@ class OpenAIBackend(Backend):
     `api_key` and `base_url` default to OPENAI_API_KEY and OPENAI_BASE_URL, as in the SDK. Tokens are counted by the endpoint's own
     `/tokenize` where it has one, else by tiktoken for OpenAI's models; `tokenizer` overrides that with a counter or a name that
     `load_counter` knows. What is left None is not sent, so the server's own default holds. Failed calls are repeated up to `max_retries`
-    times by the SDK, with backoff and after what Retry-After says. `concurrency` bounds the calls in flight; streams, which last as long as
-    whoever reads them takes, come on top.
+    times by the SDK, with backoff and after what Retry-After says. `concurrency` bounds the calls in flight of all threads, and those of each
+    event loop; streams, which last as long as whoever reads them takes, come on top.
 
     Raises:
         UsageError: a setting is wrong, or there is neither an API key nor a `base_url` to do without one.
     """
+
+    _proxies = True
+    """Whether the proxies that the environment names are asked."""
 
     def __init__(
         self,
@@ -54,9 +57,9 @@ class OpenAIBackend(Backend):
         max_retries: int = 5,
         concurrency: int = 8,
     ) -> None:
-        whole(concurrency=concurrency, **given(window=window))
-        whole(least=0, max_retries=max_retries)
-        number(timeout=timeout, **given(temperature=temperature, top_p=top_p))
+        check_int(concurrency=concurrency, **given(window=window))
+        check_int(least=0, max_retries=max_retries)
+        check_number(timeout=timeout, **given(temperature=temperature, top_p=top_p))
         if limit_parameter not in (None, *get_args(LimitParameter)):
             raise UsageError(f"limit_parameter has to be {' or '.join(get_args(LimitParameter))}, not {limit_parameter!r}")
         if not isinstance(extra_body, Mapping | None):
@@ -66,7 +69,7 @@ class OpenAIBackend(Backend):
         self.concurrency = concurrency
         self._settings: dict[str, Any] = {"timeout": timeout, "max_retries": max_retries}
         self._settings |= _access(model, api_key, base_url or os.environ.get("OPENAI_BASE_URL") or None)
-        self._client = openai.OpenAI(**self._settings)
+        self._client = openai.OpenAI(**self._settings, **self._http(openai.DefaultHttpxClient))
         address = urlsplit(str(self._client.base_url))
         self._address = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
         self._secrets = [self._client.api_key, address.password or "", *map(str, self._settings["default_query"].values())]
@@ -78,7 +81,7 @@ class OpenAIBackend(Backend):
         self._counter_and_window: tuple[Counter, int | None] | None = None
         self._counting_lock, self._lock = threading.Lock(), threading.Lock()
         self._closed, self._calls = False, 0
-        self._places = threading.BoundedSemaphore(concurrency)
+        self._slots = threading.BoundedSemaphore(concurrency)
         self._async: dict[asyncio.AbstractEventLoop, tuple[openai.AsyncOpenAI, asyncio.Semaphore]] = {}
 
     @property
@@ -93,17 +96,16 @@ class OpenAIBackend(Backend):
     def complete(self, prompt: Prompt) -> Reply:
         """The reply of the endpoint; failed calls have been repeated by then."""
         received = _Answer()
-        with self._places, self._call():
-            received.whole(self._client.chat.completions.create(**self._request(prompt)))
+        with self._slots, self._call():
+            received.take(self._client.chat.completions.create(**self._request(prompt)))
         return received.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
         received = _Answer()
-        client, places = self._async_client()
-        async with places:
-            with self._call():
-                received.whole(await client.chat.completions.create(**self._request(prompt)))
+        async with self._acall() as (client, slots), slots:
+            with self._errors():
+                received.take(await client.chat.completions.create(**self._request(prompt)))
         return received.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
@@ -118,16 +120,16 @@ class OpenAIBackend(Backend):
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
         received = _Stream()
-        client, _ = self._async_client()
-        with self._call():
-            async with await client.chat.completions.create(**self._request(prompt, stream=True)) as events:
-                async for event in events:
-                    if text := received.add(event):
-                        yield text
+        async with self._acall() as (client, _):
+            with self._errors():
+                async with await client.chat.completions.create(**self._request(prompt, stream=True)) as events:
+                    async for event in events:
+                        if text := received.add(event):
+                            yield text
         yield received.reply()
 
     def close(self) -> None:
-        """Take no more calls; once those in flight are through, close the connections."""
+        """Take no more calls; once those in flight are through, close the connections. Those of async calls are closed by `aclose`."""
         with self._lock:
             self._closed = True
             idle = not self._calls
@@ -136,10 +138,17 @@ class OpenAIBackend(Backend):
 
     async def aclose(self) -> None:
         """`close`, async; calls of other tasks in flight on this event loop are broken off."""
-        client, _ = self._async.pop(asyncio.get_running_loop(), (None, None))
+        with self._lock:
+            self._closed = True
+            idle = not self._calls
+            client, _ = self._async.pop(asyncio.get_running_loop(), (None, None))
         if client:
             await client.close()
-        await asyncio.to_thread(self.close)
+        if idle:
+            await asyncio.to_thread(self._free)
+
+    def _http(self, kind: Callable[..., Any]) -> dict[str, Any]:
+        return {} if self._proxies else {"http_client": kind(trust_env=False)}
 
     def _free(self) -> None:
         """Free what the calls needed; there are none any more."""
@@ -148,19 +157,38 @@ class OpenAIBackend(Backend):
     @contextmanager
     def _call(self) -> Iterator[None]:
         """One call: what goes wrong is one of this package's errors, and the backend is not freed before its end."""
+        self._begin()
+        try:
+            with self._errors():
+                yield
+        finally:
+            if self._end():
+                self._free()
+
+    @asynccontextmanager
+    async def _acall(self) -> AsyncGenerator[tuple[openai.AsyncOpenAI, asyncio.Semaphore]]:
+        """`_call`, async; gives the client of this event loop, and what bounds its calls."""
+        self._begin()
+        try:
+            yield self._async_client()
+        finally:
+            if self._end():
+                await asyncio.shield(asyncio.to_thread(self._free))
+
+    def _begin(self) -> None:
         with self._lock:
             if self._closed:
                 raise closed(self.name)
             self._calls += 1
-        try:
-            with translated(f"{self.model} at {self._address}", secrets=self._secrets):
-                yield
-        finally:
-            with self._lock:
-                self._calls -= 1
-                last = self._closed and not self._calls
-            if last:
-                self._free()
+
+    def _end(self) -> bool:
+        """One call less; whether it was the last one of a closed backend."""
+        with self._lock:
+            self._calls -= 1
+            return self._closed and not self._calls
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return translated(f"{self.model} at {self._address}", secrets=self._secrets)
 
     def _async_client(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         loop = asyncio.get_running_loop()  # a connection belongs to the event loop that opened it
@@ -168,7 +196,10 @@ class OpenAIBackend(Backend):
             for ended in [each for each in self._async if each.is_closed()]:
                 del self._async[ended]
             if loop not in self._async:
-                self._async[loop] = openai.AsyncOpenAI(**self._settings), asyncio.Semaphore(self.concurrency)
+                self._async[loop] = (
+                    openai.AsyncOpenAI(**self._settings, **self._http(openai.DefaultAsyncHttpxClient)),
+                    asyncio.Semaphore(self.concurrency),
+                )
             return self._async[loop]
 
     def _request(self, prompt: Prompt, *, stream: bool = False) -> dict[str, Any]:
@@ -194,7 +225,7 @@ class OpenAIBackend(Backend):
         try:
             _, window = self._tokenize("a")
         except BackendError as error:
-            if error.retryable or self._closed:
+            if error.retryable or self._closed or getattr(error.__cause__, "status_code", None) in (401, 403):
                 raise
             try:
                 return openai_counter(self.model), None
@@ -212,22 +243,22 @@ class OpenAIBackend(Backend):
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or not isinstance(tokens, list):
             raise BackendError(f"{self._address} did not answer /tokenize with tokens")
-        return len(tokens), _whole(answer.get("max_model_len"))
+        return len(tokens), _int_or_none(answer.get("max_model_len"))
 
 
 class _Answer(Received):
     """A completion. Nothing is taken for granted of what a server sends."""
 
-    def whole(self, completion: Any) -> None:
+    def take(self, completion: Any) -> None:
         """Take a completion that is not streamed."""
         choices = getattr(completion, "choices", None)
         if not choices or not isinstance(choices, list):
             said = getattr(completion, "error", None)
             raise BackendError("the server answered without choices" + (f": {str(said)[:300]}" if said else ""), retryable=True)
         self.usage = _usage(getattr(completion, "usage", None))
-        self._take(choices[0], getattr(choices[0], "message", None))
+        self._add(choices[0], getattr(choices[0], "message", None))
 
-    def _take(self, choice: Any, message: Any) -> str:
+    def _add(self, choice: Any, message: Any) -> str:
         reason = finish_reason(getattr(choice, "finish_reason", None))
         self.finish_reason = "content_filter" if getattr(message, "refusal", None) else self.finish_reason or reason
         extra = getattr(message, "model_extra", None) or {}
@@ -242,7 +273,7 @@ class _Stream(_Answer):
         if usage := getattr(event, "usage", None):
             self.usage = _usage(usage)
         choices = getattr(event, "choices", None)
-        return self._take(choices[0], getattr(choices[0], "delta", None)) if choices and isinstance(choices, list) else ""
+        return self._add(choices[0], getattr(choices[0], "delta", None)) if choices and isinstance(choices, list) else ""
 
     def reply(self) -> Reply:
         """The whole reply; a stream that was cut off has none."""
@@ -281,11 +312,11 @@ def _text(content: Any) -> str:
 def _usage(usage: Any) -> Usage:
     details = getattr(usage, "prompt_tokens_details", None)
     return Usage(
-        prompt_tokens=_whole(getattr(usage, "prompt_tokens", None)),
-        completion_tokens=_whole(getattr(usage, "completion_tokens", None)),
-        cached_tokens=_whole(getattr(details, "cached_tokens", None)),
+        prompt_tokens=_int_or_none(getattr(usage, "prompt_tokens", None)),
+        completion_tokens=_int_or_none(getattr(usage, "completion_tokens", None)),
+        cached_tokens=_int_or_none(getattr(details, "cached_tokens", None)),
     )
 
 
-def _whole(value: Any) -> int | None:
+def _int_or_none(value: Any) -> int | None:
     return value if isinstance(value, int) else None

@@ -17,7 +17,7 @@ from memagent_integrations.backends.base import closed
 from memagent_integrations.backends.chat import BatchBackend, ChatTokenizer, one_line
 from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
-from memagent_integrations.settings import given, number, whole
+from memagent_integrations.settings import check_int, check_number, given
 
 try:
     import torch
@@ -62,9 +62,9 @@ class TransformersBackend(BatchBackend):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        whole(batch_size=batch_size, **given(window=window))
-        number(temperature=temperature)
-        number(least=1e-6, most=1, top_p=top_p)
+        check_int(batch_size=batch_size, **given(window=window))
+        check_number(temperature=temperature)
+        check_number(least=1e-6, most=1, top_p=top_p)
         self.name = f"transformers:{model}"
         self.batch_size = batch_size
         self._temperature, self._top_p, self._seed = temperature, top_p, seed

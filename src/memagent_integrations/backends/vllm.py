@@ -15,7 +15,7 @@ from memagent_integrations.backends.base import closed
 from memagent_integrations.backends.chat import BatchBackend, ChatTokenizer, one_line
 from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
-from memagent_integrations.settings import given, whole
+from memagent_integrations.settings import check_int, given
 
 try:
     from vllm import LLM, SamplingParams, TokensPrompt
@@ -58,7 +58,7 @@ class VLLMBackend(BatchBackend):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **engine: Any,
     ) -> None:
-        whole(batch_size=batch_size, **given(window=window))
+        check_int(batch_size=batch_size, **given(window=window))
         self.name = f"vllm:{model}"
         self.batch_size = batch_size
         with _loading(str(adapter)):
@@ -117,12 +117,13 @@ class VLLMBackend(BatchBackend):
     def _start(self, prompt: Prompt, kind: RequestOutputKind) -> _Call | MemAgentError:
         """Give a prompt to the engine."""
         try:
-            if self._engine is None:
+            engine = self._engine
+            if engine is None:
                 raise closed(self.name)
             ids = self._chat.encode(prompt, self.window)
             with _errors(self.name):
                 params = SamplingParams(max_tokens=prompt.max_tokens, output_kind=kind, **self._sampling)
-            return _Call(self._engine, ids, params, self._adapter)
+            return _Call(engine, ids, params, self._adapter)
         except MemAgentError as error:
             return error
 

@@ -21,7 +21,7 @@ from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.once import Once
 from memagent_integrations.records import Prompt, Reply, Usage
-from memagent_integrations.settings import given, whole
+from memagent_integrations.settings import check_int, given
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
 _LIMITS = dict.fromkeys(("BaseChatOpenAI", "BaseOpenAI", "ChatAnthropic", "ChatGroq", "ChatMistralAI"), "max_tokens")
@@ -50,7 +50,7 @@ class ChatModelBackend(Backend):
         limit_parameter: str | None = None,
         concurrency: int = 8,
     ) -> None:
-        whole(concurrency=concurrency, **given(window=window))
+        check_int(concurrency=concurrency, **given(window=window))
         if not isinstance(model, Runnable):
             raise UsageError(f"model has to be a LangChain model, not {type(model).__name__}")
         self.model = model
@@ -59,7 +59,6 @@ class ChatModelBackend(Backend):
         self._tokenizer, self._window, self._limit = tokenizer, window, limit_parameter
         self._models = _wrapped(model)
         self._counting = Once()
-        self._streams = True
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -72,10 +71,10 @@ class ChatModelBackend(Backend):
         """Context window as given, or as the model's profile or its endpoint tells it."""
         return self._window or self._counter_and_window()[1]
 
-    def under(self, config: RunnableConfig, *, streams: bool) -> ChatModelBackend:
-        """This backend, its calls as children of the run of `config`; without `streams`, `stream` gives the reply in one piece."""
+    def under(self, config: RunnableConfig) -> ChatModelBackend:
+        """This backend, its calls as children of the run of `config`."""
         other = copy(self)
-        other._config, other._streams = config, streams
+        other._config = config
         return other
 
     def count(self, text: str) -> int:
@@ -98,9 +97,6 @@ class ChatModelBackend(Backend):
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """The reply as the model streams it."""
-        if not self._streams:
-            yield from super().stream(prompt)
-            return
         received = _Received()
         with self._errors():
             for part in self.model.stream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True)):
@@ -110,11 +106,6 @@ class ChatModelBackend(Backend):
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        if not self._streams:
-            reply = await self.acomplete(prompt)
-            yield reply.text
-            yield reply
-            return
         received = _Received()
         with self._errors():
             stream = self.model.astream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True))

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal, Self, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun, adispatch_custom_event, dispatch_custom_event
@@ -30,10 +30,10 @@ from memagent_integrations.langchain.messages import STEP, elided, merge_input, 
 from memagent_integrations.langchain.once import Once
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
-from memagent_integrations.records import Layout, Reading, Step
+from memagent_integrations.records import Budgets, Layout, Reading, Step
 from memagent_integrations.tokens import Counter
 
-_BUDGETS = ("chunk_tokens", "memory_tokens", "question_tokens", "output_tokens", "overlap_tokens")
+_BUDGETS = tuple(field.name for field in fields(Budgets))
 
 
 class ReaderInput(TypedDict):
@@ -125,7 +125,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
             child = patch_config(config, callbacks=run_manager.get_child())
-            *_, reading = self._events(*question_and_context(input, kwargs), child, streams=False)
+            *_, reading = self._events(*question_and_context(input, kwargs), child, whole=True)
             return to_message(cast("Reading", reading))
 
         return self._call_with_config(read, self._traced(input), config)
@@ -135,7 +135,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
         async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
             child = patch_config(config, callbacks=run_manager.get_child())
-            async with aclosing(self._aevents(*question_and_context(input, kwargs), child, streams=False)) as events:
+            async with aclosing(self._aevents(*question_and_context(input, kwargs), child, whole=True)) as events:
                 *_, reading = [event async for event in events]
             return to_message(cast("Reading", reading))
 
@@ -145,7 +145,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         """`invoke`, with the answer in chunks as it is written; the last is empty and tells usage and details."""
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Iterator[AIMessage]:
-            yield from map(to_chunk, self._events(*question_and_context(input, kwargs), config, streams=True))
+            yield from map(to_chunk, self._events(*question_and_context(input, kwargs), config, whole=False))
 
         chunks = self._transform_stream_with_config(iter([self._traced(input)]), read, config)
         yield from cast("Iterator[AIMessageChunk]", chunks)
@@ -154,7 +154,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         """`stream`, async."""
 
         async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AsyncGenerator[AIMessage]:
-            async with aclosing(self._aevents(*question_and_context(input, kwargs), config, streams=True)) as events:
+            async with aclosing(self._aevents(*question_and_context(input, kwargs), config, whole=False)) as events:
                 async for event in events:
                     yield to_chunk(event)
 
@@ -203,27 +203,28 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
             return Reader(ChatModelBackend(model, tokenizer=self.tokenizer))
         return Reader(model, backend_options=None if self.tokenizer is None else {"tokenizer": self.tokenizer})
 
-    def _reader(self, config: RunnableConfig, *, streams: bool) -> Reader:
+    def _reader(self, config: RunnableConfig) -> Reader:
         """A reader with these settings, over the loaded model; its own prompts and budgets (a policy's) hold where none are set."""
         own: Reader = self.loaded.get((self.model, self.tokenizer), self._load)
-        backend = own.backend.under(config, streams=streams) if isinstance(own.backend, ChatModelBackend) else own.backend
+        backend = own.backend.under(config) if isinstance(own.backend, ChatModelBackend) else own.backend
         settings = self._settings
         settings |= {name: getattr(own.budgets, name) for name in _BUDGETS if settings[name] is None}
-        settings["prompts"] = self.prompts or (None if self.layout else own.prompts)
+        trained = isinstance(self.model, str) and self.model.startswith("policy:")
+        settings["prompts"] = self.prompts or (own.prompts if trained or not self.layout else None)
         return Reader(backend, **settings)
 
-    def _events(self, question: str, context: Any, config: RunnableConfig, *, streams: bool) -> Iterator[str | Reading]:
+    def _events(self, question: str, context: Any, config: RunnableConfig, *, whole: bool) -> Iterator[str | Reading]:
         document = context.invoke(question, config) if isinstance(context, BaseRetriever) else context
-        for event in self._reader(config, streams=streams).stream(question, text_of(document)):
+        for event in self._reader(config).stream(question, text_of(document), whole=whole):
             if not isinstance(event, Step):
                 yield event
             elif event.phase == "memory":
                 dispatch_custom_event(STEP, step_event(event), config=config)
 
-    async def _aevents(self, question: str, context: Any, config: RunnableConfig, *, streams: bool) -> AsyncGenerator[str | Reading]:
+    async def _aevents(self, question: str, context: Any, config: RunnableConfig, *, whole: bool) -> AsyncGenerator[str | Reading]:
         document = await context.ainvoke(question, config) if isinstance(context, BaseRetriever) else context
-        reader = await asyncio.to_thread(self._reader, config, streams=streams)
-        async with aclosing(reader.astream(question, text_of(document))) as events:
+        reader = await asyncio.to_thread(self._reader, config)
+        async with aclosing(reader.astream(question, text_of(document), whole=whole)) as events:
             async for event in events:
                 if not isinstance(event, Step):
                     yield event

@@ -21,7 +21,7 @@ from memagent_integrations.backends.failures import translated
 from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Phase, Prompt, Reply, Usage
-from memagent_integrations.settings import given, whole
+from memagent_integrations.settings import check_int, given
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter
 
 _LIMITS = dict.fromkeys(("OpenAI", "Anthropic", "BedrockConverse", "Cohere", "LiteLLM", "LlamaCPP", "MistralAI"), "max_tokens")
@@ -52,7 +52,7 @@ class LLMBackend(Backend):
         callback_manager: CallbackManager | None = None,
         concurrency: int = 8,
     ) -> None:
-        whole(concurrency=concurrency, **given(window=window))
+        check_int(concurrency=concurrency, **given(window=window))
         if not isinstance(llm, LLM | None):
             raise UsageError(f"llm has to be a LlamaIndex LLM, not {type(llm).__name__}")
         self._given, self._window, self._limit, self._callbacks = llm, window, limit_parameter, callback_manager
@@ -93,7 +93,7 @@ class LLMBackend(Backend):
         """The LLM's reply."""
         received, llm = _Received(), self._llm_for(prompt.phase)
         with self._errors(llm):
-            received.whole(llm.chat(self._messages(prompt), **self._options(llm, prompt)))
+            received.take(llm.chat(self._messages(prompt), **self._options(llm, prompt)))
         return received.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
@@ -102,7 +102,7 @@ class LLMBackend(Backend):
         if _is_sync(llm, "achat"):
             return await super().acomplete(prompt)
         with self._errors(llm):
-            received.whole(await llm.achat(self._messages(prompt), **self._options(llm, prompt)))
+            received.take(await llm.achat(self._messages(prompt), **self._options(llm, prompt)))
         return received.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
@@ -171,7 +171,7 @@ class _Received(Received):
 
     _so_far = ""
 
-    def whole(self, response: ChatResponse) -> None:
+    def take(self, response: ChatResponse) -> None:
         """Take a reply that is not streamed."""
         self._look(response)
         self.note(response.message.content or "", _reasoning(response))

@@ -16,7 +16,6 @@ FOLDER = "MEMAGENT_VLLM_MODEL"
 WARNS = [  # what vLLM and the torch that it pins warn of by themselves
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
     "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
-    "ignore:Unclosed context <zmq:ResourceWarning",
 ]
 
 

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from memagent_integrations.backends import Backend, ScriptedBackend, load_backend
     from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, UsageError
+    from memagent_integrations.journal import Journal
     from memagent_integrations.langchain import MemAgentReader
     from memagent_integrations.llama_index import MemAgentQueryEngine, MemAgentSynthesizer
     from memagent_integrations.prompts import PromptSet
@@ -24,6 +25,7 @@ __all__ = [
     "BackendError",
     "Budgets",
     "ContextOverflow",
+    "Journal",
     "MemAgentError",
     "MemAgentQueryEngine",
     "MemAgentReader",
@@ -41,6 +43,7 @@ __all__ = [
 _HOMES = {
     "backends": ("Backend", "ScriptedBackend", "load_backend"),
     "errors": ("BackendError", "ContextOverflow", "MemAgentError", "MissingExtra", "UsageError"),
+    "journal": ("Journal",),
     "langchain": ("MemAgentReader",),
     "llama_index": ("MemAgentQueryEngine", "MemAgentSynthesizer"),
     "prompts": ("PromptSet",),

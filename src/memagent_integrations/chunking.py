@@ -6,7 +6,9 @@ bounded by a few chunks whatever the length.
 
 from __future__ import annotations
 
+import itertools
 import re
+import threading
 import unicodedata
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
@@ -14,7 +16,7 @@ from contextlib import aclosing
 from functools import lru_cache
 
 from memagent_integrations.documents import Piece, in_threads
-from memagent_integrations.errors import UsageError
+from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.records import Chunk, Source, Span
 from memagent_integrations.tokens import Counter, fit
 
@@ -165,3 +167,31 @@ async def achunks(pieces: AsyncGenerator[Piece], chunker: Chunker) -> AsyncGener
                 yield chunk
         async for chunk in in_threads(chunker.finish()):
             yield chunk
+
+
+class SharedChunks:
+    """Chunks that several loops read, in several threads: each is made once, and kept until all are through."""
+
+    def __init__(self, source: Iterator[Chunk]) -> None:
+        self._source = source
+        self._made: list[Chunk] = []
+        self._end: StopIteration | MemAgentError | None = None
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for place in itertools.count():
+            with self._lock:
+                if place == len(self._made) and not self._end:
+                    self._make()
+                if place == len(self._made):
+                    if isinstance(self._end, MemAgentError):
+                        raise self._end
+                    return
+                chunk = self._made[place]
+            yield chunk
+
+    def _make(self) -> None:
+        try:
+            self._made.append(next(self._source))
+        except (StopIteration, MemAgentError) as end:
+            self._end = end

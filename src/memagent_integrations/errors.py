@@ -46,7 +46,11 @@ class BackendError(MemAgentError):
         self.retryable = retryable
 
 
-class JournalMismatch(MemAgentError):
+class JournalError(MemAgentError):
+    """The journal's file cannot be read or written, or the run is in use. What is recorded is safe."""
+
+
+class JournalMismatch(JournalError):
     """The document or the settings changed under a run that is being resumed."""
 
 

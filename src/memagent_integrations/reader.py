@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,13 +10,15 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from memagent_integrations import policies
 from memagent_integrations.backends import Backend, load_backend
-from memagent_integrations.chunking import Chunker, achunks, chunks
+from memagent_integrations.chunking import Chunker, SharedChunks, achunks, chunks
 from memagent_integrations.documents import apieces, is_async, is_one_shot, pieces
-from memagent_integrations.errors import ContextOverflow, MemAgentError, UsageError
+from memagent_integrations.errors import ContextOverflow, UsageError
+from memagent_integrations.journal import Journal, settings_of
 from memagent_integrations.loop import AsyncCall, AsyncChunks, Event, Turns, adrive, drive, drive_batch, reading_loop
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets, Chunk, Layout, Phase, Plan, Prompt, Reading, Reply, Step
@@ -44,11 +45,14 @@ class Reader:
         output_tokens: most tokens of one reply, thinking included; by default `memory_tokens` for an update, 1,024 for the answer.
         overlap_tokens: tokens that a chunk repeats of the one before, 0 by default.
         window: the model's context window; default: what the backend says, else 8,192.
+        journal: a `Journal`, or the file of one, in which every step is recorded. What is there already is not read again: a reading that was
+            interrupted goes on, one that is complete costs nothing.
         backend_options: more arguments of the backend that `model` names (`base_url`, `temperature`, ...).
 
     Raises:
         UsageError: a setting is wrong, or the model's name is unknown.
         MissingExtra: the model's package is not installed.
+        JournalError: the journal cannot be used.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Reader:
         output_tokens: int | None = None,
         overlap_tokens: int | None = None,
         window: int | None = None,
+        journal: Journal | str | Path | None = None,
         backend_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(model, (str, Backend)):
@@ -90,37 +95,42 @@ class Reader:
         self.prompts = prompts or PromptSet.default(layout=layout or "section-first")
         self.backend = model if isinstance(model, Backend) else load_backend(model, **(backend_options or {}))
         self._window = window
+        self.journal = Journal(journal) if isinstance(journal, str | Path) else journal
+        self._own_journal = self.journal if self.journal is not journal else None
 
-    def read(self, question: str, document: Any, *, progress: Progress | None = None) -> Reading:
+    def read(self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None) -> Reading:
         """Read a document (see `documents.pieces` for what may be one) and answer the question.
 
-        `progress` is called with each step when it is done.
+        `progress` is called with each step when it is done. `run` names the reading in the journal: it goes on with the run of that name, or
+        begins it; without one the name follows from the question, the settings and the document's beginning.
 
         Raises:
             UsageError: empty question or document, a document that is not text.
             ContextOverflow: the budgets do not fit the window, found before the first call.
             BackendError: the model failed; `error.reading` holds the steps until then.
+            JournalMismatch: the document or the settings are not those of the run.
+            JournalError: the journal cannot be used, or the run is being read elsewhere.
         """
-        return _raise_for_error(self._read(self._turns(question, self._checked(question, self._chunks(document))), progress))
+        return _raise_for_error(self._read(self._turns(question, self._checked(question, self._chunks(document)), run), progress))
 
-    def stream(self, question: str, document: Any, *, whole: bool = False) -> Iterator[Event]:
+    def stream(self, question: str, document: Any, *, whole: bool = False, run: str | None = None) -> Iterator[Event]:
         """`read`, with what happens on the way: a `Step` after each call, the answer in pieces of text, the `Reading` last.
 
         With `whole` the answer comes in one piece, from a call that is like the others: repeated if it fails, bounded in number. A step is
         told when the next chunk is there.
         """
         call = self._complete if whole else self._streamed
-        for event in drive(self._turns(question, self._checked(question, self._chunks(document))), call, self.prompts):
+        for event in drive(self._turns(question, self._checked(question, self._chunks(document)), run), call, self.prompts):
             yield _raise_for_error(event) if isinstance(event, Reading) else event
 
-    async def aread(self, question: str, document: Any, *, progress: Progress | None = None) -> Reading:
+    async def aread(self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None) -> Reading:
         """`read`, async; the document may be an async iterator."""
-        return _raise_for_error(await self._aread(question, document, progress))
+        return _raise_for_error(await self._aread(question, document, progress, run=run))
 
-    async def astream(self, question: str, document: Any, *, whole: bool = False) -> AsyncGenerator[Event]:
+    async def astream(self, question: str, document: Any, *, whole: bool = False, run: str | None = None) -> AsyncGenerator[Event]:
         """`stream`, async; the document may be an async iterator."""
         call = self._acomplete if whole else self._astreamed
-        async with aclosing(self._adrive(question, document, call)) as events:
+        async with aclosing(self._adrive(question, document, call, run=run)) as events:
             async for event in events:
                 yield _raise_for_error(event) if isinstance(event, Reading) else event
 
@@ -195,12 +205,16 @@ class Reader:
         return self.backend.count(self.prompts.harmless(text))
 
     def close(self) -> None:
-        """Close the backend."""
+        """Close the backend, and the journal if it was given as a file."""
         self.backend.close()
+        if self._own_journal:
+            self._own_journal.close()
 
     async def aclose(self) -> None:
         """`close`, async."""
         await self.backend.aclose()
+        if self._own_journal:
+            self._own_journal.close()
 
     def __enter__(self) -> Self:
         return self
@@ -217,8 +231,13 @@ class Reader:
     def __repr__(self) -> str:
         return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
 
-    def _turns(self, question: str, source: Iterable[Chunk]) -> Turns:
-        return reading_loop(question, source, prompts=self.prompts, budgets=self.budgets, count=self.count, model=self.backend.name)
+    def _turns(self, question: str, source: Iterable[Chunk], run: str | None = None) -> Turns:
+        turns = reading_loop(question, source, prompts=self.prompts, budgets=self.budgets, count=self.count, model=self.backend.name)
+        if self.journal:
+            return self.journal.recorded(turns, settings_of(question, self.backend.name, self.budgets, self.prompts), run)
+        if run is not None:
+            raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
+        return turns
 
     def _checked(self, question: str, source: Iterable[Chunk]) -> Iterator[Chunk]:
         """The chunks that are read: the loop meets a bad question as it meets a bad document; one of nothing but space costs no call."""
@@ -267,17 +286,21 @@ class Reader:
             cancelled.set()  # an interrupt, or a progress that raises, does not wait for what is running
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _aread(self, question: str, document: Any, progress: Progress | None, source: Iterable[Chunk] | None = None) -> Reading:
-        async with aclosing(self._adrive(question, document, self._acomplete, source)) as events:
+    async def _aread(
+        self, question: str, document: Any, progress: Progress | None, source: Iterable[Chunk] | None = None, run: str | None = None
+    ) -> Reading:
+        async with aclosing(self._adrive(question, document, self._acomplete, source, run)) as events:
             async for event in events:
                 if isinstance(event, Reading):
                     return event
                 _tell(event, progress)
         raise AssertionError("a driver ends with a reading")
 
-    def _adrive(self, question: str, document: Any, call: AsyncCall, source: Iterable[Chunk] | None = None) -> AsyncGenerator[Event]:
+    def _adrive(
+        self, question: str, document: Any, call: AsyncCall, source: Iterable[Chunk] | None = None, run: str | None = None
+    ) -> AsyncGenerator[Event]:
         waiting = AsyncChunks(self._achecked(question, achunks(apieces(document), self._chunker()))) if is_async(document) else None
-        turns = self._turns(question, waiting or self._checked(question, source or self._chunks(document)))
+        turns = self._turns(question, waiting or self._checked(question, source or self._chunks(document)), run)
         return adrive(turns, call, self.prompts, waiting)
 
     def _complete(self, prompt: Prompt) -> Iterator[str | Reply]:
@@ -336,34 +359,6 @@ class Reader:
                     f"{prompt - asked - chunk - budgets.memory_tokens} = {prompt + output} tokens, but the window holds {window}; "
                     + (f"chunk_tokens={room} or less would fit" if room >= 64 and phase == "memory" else _NO_ROOM)
                 )
-
-
-class SharedChunks:
-    """Chunks that several loops read, in several threads: each is made once, and kept until all are through."""
-
-    def __init__(self, source: Iterator[Chunk]) -> None:
-        self._source = source
-        self._made: list[Chunk] = []
-        self._end: StopIteration | MemAgentError | None = None
-        self._lock = threading.Lock()
-
-    def __iter__(self) -> Iterator[Chunk]:
-        for place in itertools.count():
-            with self._lock:
-                if place == len(self._made) and not self._end:
-                    self._make()
-                if place == len(self._made):
-                    if isinstance(self._end, MemAgentError):
-                        raise self._end
-                    return
-                chunk = self._made[place]
-            yield chunk
-
-    def _make(self) -> None:
-        try:
-            self._made.append(next(self._source))
-        except (StopIteration, MemAgentError) as end:
-            self._end = end
 
 
 def _listed(jobs: Iterable[Job]) -> list[Job]:

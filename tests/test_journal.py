@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import shutil
 import sqlite3
 import subprocess
@@ -378,3 +379,10 @@ def test_any_sequence_of_crash_resume_edit_and_branch(tmp_path_factory: pytest.T
         assert reading.answer == expected(changes).answer
         assert sorted(called[name]) == list(range(CHUNKS + 1))
     journal.close()
+
+
+def test_a_journal_travels_as_its_file(file: Path) -> None:
+    with Journal(file) as journal:
+        reader(journal).read(QUESTION, DOCUMENT, run="mine")
+    with pickle.loads(pickle.dumps(journal)) as again:
+        assert again.reading("mine") == PLAIN

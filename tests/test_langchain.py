@@ -36,6 +36,7 @@ import memagent_integrations
 from memagent_integrations import (
     BackendError,
     ContextOverflow,
+    Journal,
     MemAgentReader,
     MissingExtra,
     PromptSet,
@@ -1146,3 +1147,22 @@ def test_it_can_be_pickled(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
         assert (copy.model, copy.chunk_tokens) == ("openai:local", 200)
         assert copy.invoke(INPUT).text == ANSWER
     assert sum(body.get("prompt") == "a" for _, body, _ in server.asked) == 3
+
+
+@pytest.mark.parametrize("kind", [str, Path, Journal])
+async def test_a_journal(kind: Any, tmp_path: Path) -> None:
+    journal = kind(tmp_path / "runs.db")
+    script = ["one", BackendError("the server went away")]
+    with pytest.raises(BackendError):
+        MemAgentReader(ScriptedBackend(script), **SMALL, journal=journal).invoke(INPUT)
+    backend = ScriptedBackend(lambda prompt: f"note {prompt.index}")
+    subject = MemAgentReader(backend, **SMALL, journal=journal)
+    first = subject.invoke(INPUT)
+    assert backend.prompts[0].index == 1, "the first step is there already"
+    asked = len(backend.prompts)
+    assert (await subject.ainvoke(INPUT)).text == first.text
+    assert "".join(chunk.text for chunk in subject.stream(INPUT)) == first.text
+    assert len(backend.prompts) == asked, "a complete reading costs nothing"
+    assert pickle.loads(pickle.dumps(MemAgentReader("smollm2", journal=journal))).journal is not None
+    with pytest.raises(UsageError, match="journal has to be a file or a Journal, not int"):
+        MemAgentReader("smollm2", journal=5)

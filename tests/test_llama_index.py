@@ -1084,3 +1084,13 @@ def test_the_example_runs() -> None:
     assert done.returncode == 0, done.stderr
     assert "7319" in done.stdout
     assert "log-2.txt 0 " in done.stdout
+
+
+async def test_a_journal(tmp_path: Path) -> None:
+    backend = ScriptedBackend(lambda prompt: f"note {prompt.index}")
+    text = "Some words of a long document. " * 100
+    first = MemAgentQueryEngine.from_documents(text, backend, chunk_tokens=200, memory_tokens=50, journal=tmp_path / "runs.db").query("Why?")
+    asked = len(backend.prompts)
+    engine = MemAgentQueryEngine.from_documents(text, backend, chunk_tokens=200, memory_tokens=50, journal=tmp_path / "runs.db")
+    assert str(engine.query("Why?")) == str(await engine.aquery("Why?")) == str(first)
+    assert len(backend.prompts) == asked, "a complete reading costs nothing"

@@ -333,6 +333,13 @@ class Journal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[type[Journal], tuple[Path]]:
+        return Journal, (self.path,)
+
+    def __del__(self) -> None:
+        if database := getattr(self, "_database", None):
+            database.close()
+
     def __repr__(self) -> str:
         return f"<Journal {self.path}>"
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun, adispatch_custom_event, dispatch_custom_event
@@ -25,6 +26,7 @@ from typing_extensions import TypedDict
 
 from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
 from memagent_integrations.errors import MissingExtra, UsageError
+from memagent_integrations.journal import Journal
 from memagent_integrations.langchain.backend import ChatModelBackend
 from memagent_integrations.langchain.messages import STEP, elided, merge_input, question_and_context, step_event, text_of, to_chunk, to_message
 from memagent_integrations.langchain.once import Once
@@ -51,6 +53,12 @@ def _model_checked(model: Any) -> Any:
     if not isinstance(model, (str, Backend, Runnable)):
         raise UsageError(f"model has to be a LangChain model, a Backend or a name, not {type(model).__name__}")
     return model
+
+
+def _journal_checked(journal: Any) -> Journal | str | None:
+    if not isinstance(journal, Journal | str | Path | None):
+        raise UsageError(f"journal has to be a file or a Journal, not {type(journal).__name__}")
+    return str(journal) if isinstance(journal, Path) else journal
 
 
 class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
@@ -84,6 +92,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     layout: Layout | None = None
     prompts: PromptSet | None = None
     window: int | None = None
+    journal: Annotated[Journal | str | None, PlainValidator(_journal_checked)] = None
     trace_inputs: Literal["elided", "full"] = "elided"
     loaded: Once = Field(default_factory=Once, exclude=True, repr=False)  # a field, so that `configurable_fields` hands it on
 
@@ -200,18 +209,18 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         if isinstance(model, str) and ":" in model and model.partition(":")[0] not in KINDS:
             model = _chat_model(model)
         if isinstance(model, Runnable):
-            return Reader(ChatModelBackend(model, tokenizer=self.tokenizer))
-        return Reader(model, backend_options=None if self.tokenizer is None else {"tokenizer": self.tokenizer})
+            return Reader(ChatModelBackend(model, tokenizer=self.tokenizer), journal=self.journal)
+        return Reader(model, journal=self.journal, backend_options=None if self.tokenizer is None else {"tokenizer": self.tokenizer})
 
     def _reader(self, config: RunnableConfig) -> Reader:
         """A reader with these settings, over the loaded model; its own prompts and budgets (a policy's) hold where none are set."""
-        own: Reader = self.loaded.get((self.model, self.tokenizer), self._load)
+        own: Reader = self.loaded.get((self.model, self.tokenizer, self.journal), self._load)
         backend = own.backend.under(config) if isinstance(own.backend, ChatModelBackend) else own.backend
         settings = self._settings
         settings |= {name: getattr(own.budgets, name) for name in _BUDGETS if settings[name] is None}
         trained = isinstance(self.model, str) and self.model.startswith("policy:")
         settings["prompts"] = self.prompts or (own.prompts if trained or not self.layout else None)
-        return Reader(backend, **settings)
+        return Reader(backend, journal=own.journal, **settings)
 
     def _events(self, question: str, context: Any, config: RunnableConfig, *, whole: bool) -> Iterator[str | Reading]:
         document = context.invoke(question, config) if isinstance(context, BaseRetriever) else context

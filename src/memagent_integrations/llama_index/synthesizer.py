@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from llama_index.core.base.response.schema import RESPONSE_TYPE, AsyncStreamingResponse, Response, StreamingResponse
@@ -24,6 +25,7 @@ from llama_index_instrumentation import get_dispatcher
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.errors import UsageError
+from memagent_integrations.journal import Journal
 from memagent_integrations.llama_index.backend import LLMBackend
 from memagent_integrations.llama_index.record import Record
 from memagent_integrations.prompts import PromptSet
@@ -47,6 +49,7 @@ class ReaderSettings(TypedDict, total=False):
     output_tokens: int | None
     overlap_tokens: int | None
     window: int | None
+    journal: Journal | str | Path | None
 
 
 class SynthesizerSettings(ReaderSettings, total=False):

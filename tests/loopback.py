@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,13 +37,14 @@ class Request:
 class Response:
     """What to answer. A body that is no bytes and no iterator is sent as JSON; an iterator is sent piece by piece, without a length.
 
-    `broken_after`: so many bytes of the body are sent, then the connection breaks off.
+    `broken_after`: so many bytes of the body are sent, then the connection breaks off. `reset`: it breaks off before anything is sent.
     """
 
     status: int = 200
     body: Any = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     broken_after: int | None = None
+    reset: bool = False
 
 
 Respond = Callable[[Request], Response]
@@ -94,6 +97,11 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = _handle  # noqa: N815
 
     def _send(self, response: Response) -> None:
+        if response.reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing now sends RST
+            self.connection.close()
+            self.close_connection = True
+            return
         body, headers = response.body, dict(response.headers)
         if not isinstance(body, (bytes, Iterator)):
             body, headers = json.dumps(body).encode(), {"Content-Type": "application/json"} | headers

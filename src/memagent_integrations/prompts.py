@@ -151,8 +151,12 @@ class PromptSet:
 
     def _unwrapped(self, text: str) -> str:
         """The reply without thinking, and without tags of the templates that the model put around it."""
-        tag = rf"</?(?:{'|'.join(self.tags)})>" if self.tags else r"(?!)"
-        return re.sub(rf"\A(?:\s*{tag})+|(?:{tag}\s*)+\Z", "", strip_thinking(text)).strip()
+        text = strip_thinking(text)
+        if not self.tags:
+            return text
+        tag = rf"</?(?:{'|'.join(self.tags)})>"
+        opening = re.match(rf"(?:\s|{tag})*", text)
+        return re.sub(rf"{tag}(?:\s|{tag})*\Z", "", text[opening.end() if opening else 0 :]).strip()
 
     def _fill(self, template: str, **values: str) -> tuple[Message, ...]:
         values["memory"] = values["memory"] or self.empty_memory

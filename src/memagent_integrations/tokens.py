@@ -149,6 +149,6 @@ def fit(limit: int, size: int, cost: Callable[[int], int], *, guess: int = 0, en
 
 def cut(text: str, limit: int, count: Counter) -> str:
     """The longest beginning of `text` that has at most `limit` tokens."""
-    if count(text) <= limit:
+    if len(text) < 50 * limit and count(text) <= limit:  # what is far longer is not counted to its end
         return text
     return text[: fit(limit, len(text), lambda n: count(text[:n]))]

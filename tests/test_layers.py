@@ -30,6 +30,7 @@ LAYERS = {  # a module may import from lower layers, and from its own where WITH
     "reader": 3,
     "langchain": 4,
     "llama_index": 4,
+    "trace": 4,
     "progress": 6,
     "runs": 6,
     "cli": 6,
@@ -66,10 +67,11 @@ HOMES = {  # heavy package -> the only files that may import it
     "llama_index": {"llama_index/"},
     "typer": {"cli.py", "runs.py"},
     "rich": {"cli.py", "progress.py", "runs.py"},
+    "jinja2": {"trace/"},
     "platformdirs": {"models.py"},
     "filelock": {"models.py", "journal.py"},
 }
-HEAVY = [name for name in HOMES if name not in ("platformdirs", "filelock")]
+HEAVY = [name for name in HOMES if name not in ("platformdirs", "filelock", "jinja2")]
 
 
 def files() -> list[Path]:

@@ -60,3 +60,11 @@ def test_missing_extra_says_how() -> None:
     error = MissingExtra.extra("xllamacpp", "llamacpp")
     assert str(error) == "xllamacpp is not installed; run: pip install 'memagent-integrations[llamacpp]'"
     assert isinstance(error, ImportError)
+
+
+def test_a_notebook_shows_a_reading_and_runs_nothing_of_it() -> None:
+    hostile = "<script>alert(1)</script>"
+    reading = Reader(ScriptedBackend([hostile, hostile]), chunk_tokens=60).read(hostile, "some text")
+    assert reading._repr_html_().count("&lt;script&gt;") == 3
+    assert "<script" not in reading._repr_html_()
+    assert "chunk 1: memory updated" in reading._repr_html_()

@@ -1,4 +1,4 @@
-"""The command line: `memagent read`, `memagent runs` and `memagent models`.
+"""The command line: `memagent read`, `memagent runs`, `memagent trace` and `memagent models`.
 
 The answer goes to standard output, everything else to standard error. Exit codes: 0 done, 2 something in the call or the input has to be
 changed, 3 the model or its server failed, 4 the prompt does not fit the window, 130 interrupted, 141 the reader of the output went away,
@@ -25,6 +25,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from memagent_integrations import __version__, models
+from memagent_integrations import trace as traces
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
 from memagent_integrations.progress import PullProgress, ReadingProgress
 from memagent_integrations.prompts import PromptSet
@@ -117,6 +118,8 @@ _Journal = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Record every step in this file, and go on from what it holds.", show_default=False)
 ]
 _Run = Annotated[str | None, typer.Option(metavar="NAME", help="The reading's name in the journal.", show_default=False)]
+_Saved = Annotated[str, typer.Argument(metavar="TRACE.json", help="What --trace or --json wrote, or with --journal the name of a run.")]
+_Page = Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="Where to write the page.", show_default=False)]
 _Wheel = Annotated[Path | None, typer.Option("--from", metavar="WHEEL", help="A wheel that is here already.", show_default=False)]
 
 
@@ -235,6 +238,20 @@ def _answer(
     finally:
         if not output.stream:
             typer.echo(reading.to_json() if output.as_json else reading.answer)
+
+
+@app.command("trace", short_help="Make a page of a reading.")
+def make_page(trace: _Saved, page: _Page, journal: _Journal = None) -> None:
+    """Write a page that shows every version of the memory: of a reading that --trace saved, or with --journal of the run TRACE.json names."""
+    if journal:
+        with opened(journal) as records:
+            reading = records.reading(trace)
+    else:
+        try:
+            reading = Reading.from_json(Path(trace).read_bytes())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {trace!r}: {getattr(error, 'strerror', None) or error}") from error
+    traces.save(reading, page)
 
 
 @models_app.command("list", short_help="List the embedded models.")

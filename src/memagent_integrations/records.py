@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -246,6 +247,16 @@ class Reading:
             Path(path).write_text(self.to_json(indent=1), encoding="utf-8")
         except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
             raise UsageError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+
+    def _repr_html_(self) -> str:
+        """The reading in a notebook: the answer, and every memory to fold out."""
+        end = f"<p><b>{escape(self.answer)}</b></p>" if self.answer else f"<p>{escape(str(self.error))}</p>"
+        steps = "".join(
+            f"<details><summary>chunk {number}: memory {step.outcome}</summary>"
+            f"<pre style='white-space:pre-wrap'>{escape(step.memory)}</pre></details>"
+            for number, step in enumerate((step for step in self.steps if step.phase == "memory"), start=1)
+        )
+        return f"<div><p>{escape(self.question)}</p>{end}{steps}</div>"
 
     def failed(self, error: MemAgentError) -> Reading:
         """This reading, ended by `error`."""

@@ -1,0 +1,119 @@
+"""A reading as one page that a person can look through: every version of the memory, what changed, where it came from.
+
+The page is a single file that needs no network. Everything in it that comes from a document or a model is text, never markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from memagent_integrations.errors import UsageError
+from memagent_integrations.records import Reading, Step
+
+
+def page(reading: Reading) -> str:
+    """The page, as HTML."""
+    script, style = _part("page.js"), _part("page.css")
+    data = json.dumps(_data(reading)).replace("<", "\\u003c")  # no text can end the script element that holds it
+    return _template().render(question=reading.question, data=data, script=script, style=style, script_hash=_hash(script), style_hash=_hash(style))
+
+
+def save(reading: Reading, path: str | Path) -> None:
+    """Write the page to a file.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        Path(path).write_text(page(reading), encoding="utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _data(reading: Reading) -> dict[str, Any]:
+    usage = reading.usage
+    return {
+        "question": reading.question,
+        "answer": reading.answer,
+        "error": str(reading.error) if reading.error else None,
+        "model": reading.model,
+        "seconds": reading.seconds,
+        "tokens": [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens],
+        "steps": [_step(step) for step in reading.steps if step.phase == "memory"],
+        "sentences": [{"text": text, "step": step} for text, step in origins(reading)],
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    span, usage = step.span, step.reply.usage
+    return {
+        "index": step.index,
+        "outcome": step.outcome,
+        "cut": step.cut,
+        "finish": step.reply.finish_reason,
+        "seconds": step.reply.seconds,
+        "tokens": [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens],
+        "span": [span.start, span.end, span.tokens] if span else None,
+        "sources": [[source.document_id, source.start, source.end] for source in span.sources] if span else [],
+        "diff": list(difference(step.memory_before, step.memory)),
+        "reply": step.reply.text if step.outcome == "kept" else None,
+    }
+
+
+def difference(old: str, new: str) -> Iterator[tuple[int, str]]:
+    """What became of a text, word by word: (0, kept), (-1, taken out), (1, put in), in reading order. White space is that of `new`."""
+    before, after = _WORD.findall(old), _WORD.findall(new)
+    words = SequenceMatcher(None, [word.strip() for word in before], [word.strip() for word in after], autojunk=False)
+    for kind, a, b, c, d in words.get_opcodes():
+        if kind == "equal":
+            yield 0, "".join(after[c:d])
+            continue
+        if a < b:
+            yield -1, "".join(before[a:b])
+        if c < d:
+            yield 1, "".join(after[c:d])
+
+
+def origins(reading: Reading) -> Iterator[tuple[str, int]]:
+    """The sentences of the final memory, each with the step since which it has stood there."""
+    memories = [(step.index, _plain(step.memory)) for step in reading.steps if step.phase == "memory"]
+    for sentence in filter(str.strip, _SENTENCE.findall(reading.memory)):
+        found = None
+        for index, memory in reversed(memories):
+            if _plain(sentence) not in memory:
+                break
+            found = index
+        if found is not None:
+            yield sentence.strip(), found
+
+
+_WORD = re.compile(r"\S+\s*|\s+")
+_SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?。！？]+|\n|$)")
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _part(name: str) -> str:
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _template() -> Template:
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_part("page.html"))

@@ -8,10 +8,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -136,11 +137,66 @@ def test_what_changed_is_named_and_the_journal_is_left_alone(file: Path, changed
         assert reader(journal).read(QUESTION, DOCUMENT, run="mine") == PLAIN
 
 
-def test_a_changed_document_is_noticed_without_a_name_too(file: Path) -> None:
-    with pytest.raises(BackendError):
-        reader(file, broken_at(4)).read(QUESTION, DOCUMENT)
-    with pytest.raises(JournalMismatch, match="read this one under another name"):
-        reader(file).read(QUESTION, DOCUMENT[:3000] + "x" + DOCUMENT[3000:])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_documents_that_begin_alike_have_runs_of_their_own(file: Path, batch_size: int) -> None:
+    ends = [DOCUMENT + f"It ends in {place}. " * 60 for place in ("Rome", "Oslo", "Bern")]
+    plain = [Reader(ScriptedBackend(notes), chunk_tokens=220, memory_tokens=60).read(QUESTION, document) for document in ends]
+    with Journal(file) as journal:
+        subject = reader(journal)
+        assert [subject.read(QUESTION, document) for document in ends] == plain
+        assert len(calls(subject)) < sum(len(reading.steps) for reading in plain), "what they have in common is read once"
+        again = reader(journal, batch_size=batch_size)
+        assert [again.read(QUESTION, document) for document in reversed(ends)] == plain[::-1]
+        assert again.read_many([(QUESTION, document) for document in ends]) == plain
+        assert calls(again) == []
+        assert len(journal.runs()) == 3
+    fresh = reader(file.with_name("many.db"), batch_size=batch_size)
+    assert fresh.read_many([(QUESTION, document) for document in ends]) == plain
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+async def test_equal_jobs_are_read_once(file: Path, batch_size: int) -> None:
+    subject = reader(file, batch_size=batch_size)
+    assert subject.read_many([(QUESTION, DOCUMENT), ("Who?", DOCUMENT), (QUESTION, DOCUMENT)]) == [PLAIN, subject.read("Who?", DOCUMENT), PLAIN]
+    assert len(calls(subject)) == 2 * (CHUNKS + 1)
+    other = reader(file.with_name("other.db"), batch_size=batch_size)
+    assert await other.aread_many([(QUESTION, DOCUMENT)] * 50) == [PLAIN] * 50
+    assert len(calls(other)) == CHUNKS + 1
+
+
+async def test_a_reading_that_is_over_has_let_go_of_its_run(file: Path) -> None:
+    """Even while its traceback is held, as in an except block or in a notebook."""
+    begun = threading.Event()
+
+    def slow(prompt: Prompt) -> str:
+        begun.set()
+        release.wait(10)
+        return notes(prompt)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Journal(file) as journal:
+        try:
+            reader(journal).read(QUESTION, DOCUMENT, progress=interrupt)
+        except KeyboardInterrupt:
+            assert reader(journal).read(QUESTION, DOCUMENT) == PLAIN
+        for batch_size in (1, 3):
+            try:
+                reader(journal, lambda prompt: 1 / 0, batch_size=batch_size).read_many([("1?", DOCUMENT), ("2?", DOCUMENT)])
+            except ZeroDivisionError:
+                assert all(reading.answer for reading in reader(journal).read_many([("1?", DOCUMENT), ("2?", DOCUMENT)]))
+            journal.delete(next(run.name for run in journal.runs() if run.question == "1?"))
+            journal.delete(next(run.name for run in journal.runs() if run.question == "2?"))
+        release = threading.Event()
+        task = asyncio.create_task(reader(journal, slow).aread("cancelled?", DOCUMENT))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            release.set()
+            assert (await reader(journal).aread("cancelled?", DOCUMENT)).answer
 
 
 def test_an_answer_that_is_none_is_asked_for_again(file: Path) -> None:
@@ -153,16 +209,30 @@ def test_an_answer_that_is_none_is_asked_for_again(file: Path) -> None:
 
 def test_a_run_is_read_by_one_at_a_time(file: Path) -> None:
     with Journal(file) as journal, Journal(file) as other:
-        events = reader(journal).stream(QUESTION, DOCUMENT)
+        events = reader(journal).stream(QUESTION, DOCUMENT, run="mine")
         next(events)
         for subject in (reader(journal), reader(other)):
             with pytest.raises(JournalError, match="is being read already"):
-                subject.read(QUESTION, DOCUMENT)
+                subject.read(QUESTION, DOCUMENT, run="mine")
         assert reader(other).read("Who?", DOCUMENT).answer, "other runs are not held up"
         with pytest.raises(JournalError, match="is being read already"):
-            journal.delete(next(run.name for run in journal.runs() if run.question == QUESTION))
+            journal.delete("mine")
         events.close()  # type: ignore[attr-defined]
-        assert reader(other).read(QUESTION, DOCUMENT) == PLAIN
+        assert reader(other).read(QUESTION, DOCUMENT, run="mine") == PLAIN
+
+
+def test_an_unnamed_run_that_is_being_read_is_no_obstacle(file: Path) -> None:
+    """What it begins alike is told only when it has been read: another document, or the same once more."""
+    with Journal(file) as journal:
+        events = reader(journal).stream(QUESTION, DOCUMENT)
+        next(events)
+        assert reader(journal).read(QUESTION, DOCUMENT) == PLAIN
+        *_, last = events
+        assert last == PLAIN
+        assert len(journal.runs()) == 2
+        again = reader(journal)
+        assert again.read(QUESTION, DOCUMENT) == PLAIN
+        assert calls(again) == []
 
 
 def test_a_cancelled_reading_lets_go_of_its_run(file: Path) -> None:
@@ -194,7 +264,8 @@ def test_a_person_edits_the_memory_and_reads_on(file: Path) -> None:
         reading = subject.read(QUESTION, DOCUMENT, run=branch)
         assert calls(subject) == [3, 4, 5]
         assert reading.steps[:2] == PLAIN.steps[:2]
-        assert (reading.steps[2].memory, reading.steps[2].reply.finish_reason) == ("the code is 7319", "edited")
+        assert (reading.steps[2].memory, reading.steps[2].reply.edited) == ("the code is 7319", "the code is 7319")
+        assert reading.steps[2].reply.text == PLAIN.steps[2].reply.text, "what the model wrote is kept beside it"
         assert "the code is 7319" in reading.steps[3].memory
         assert journal.reading(branch) == reading
         assert journal.reading("mine") == PLAIN, "nothing recorded is changed"
@@ -213,6 +284,155 @@ def test_a_person_edits_the_memory_and_reads_on(file: Path) -> None:
                 journal.edit(run, step, memory=memory, name=name)
         journal.delete("mine")
         assert journal.reading(branch) == reading, "a branch has all of its own steps"
+
+
+@pytest.mark.parametrize(
+    "memory",
+    ["No change: the tide was high", "<think>the key is 7</think>", "(empty: nothing noted yet)", "7 <think> 8", "<memory>\\nkey\\n</memory>", " 7 "],
+)
+@pytest.mark.parametrize("boxed", [False, True])
+def test_an_edited_memory_is_what_the_model_gets(file: Path, memory: str, boxed: bool) -> None:
+    prompts = PromptSet.default(no_change=True, answer_format="boxed" if boxed else "text")
+    with Journal(file) as journal:
+        reader(journal, prompts=prompts).read(QUESTION, DOCUMENT, run="mine")
+        branch = journal.edit("mine", 2, memory=memory)
+        assert journal.reading(branch).steps[2].memory == memory
+        subject = reader(journal, prompts=prompts)
+        assert subject.read(QUESTION, DOCUMENT, run=branch).steps[2].memory == memory
+        assert prompts.harmless(memory) in subject.backend.prompts[0].messages[0].content  # type: ignore[attr-defined]
+
+
+def test_an_edited_memory_beyond_its_budget_is_refused(file: Path) -> None:
+    with Journal(file) as journal:
+        reader(journal).read(QUESTION, DOCUMENT, run="mine")
+        branch = journal.edit("mine", 2, memory="word " * 99)
+        with pytest.raises(UsageError, match=r"the edited memory of step 2 has 99 tokens, its budget is 60|has 1[0-9][0-9] tokens"):
+            reader(journal).read(QUESTION, DOCUMENT, run=branch)
+
+
+def test_a_streamed_answer_after_an_edit_hides_the_thinking(file: Path) -> None:
+    opened = lambda prompt: f"secret</think>{'noted' if prompt.phase == 'memory' else 'it is so'}"  # noqa: E731
+    with Journal(file) as journal:
+        reader(journal, opened).read(QUESTION, DOCUMENT, run="mine")
+        branch = journal.edit("mine", CHUNKS - 1, memory="mine")
+        events = reader(journal, opened).stream(QUESTION, DOCUMENT, run=branch)
+        assert "".join(event for event in events if isinstance(event, str)) == "it is so"
+
+
+def test_other_sampling_or_another_model_is_another_run(file: Path) -> None:
+    class Warm(ScriptedBackend):
+        identity: ClassVar[dict[str, Any]] = {"temperature": 0.7, "base_url": "http://one"}  # type: ignore[misc]
+
+    with Journal(file) as journal:
+        reader(journal).read(QUESTION, DOCUMENT, run="mine")
+        warm = Reader(Warm(notes), chunk_tokens=220, memory_tokens=60, journal=journal)
+        with pytest.raises(JournalMismatch, match=r"temperature was None, is 0.7"):
+            warm.read(QUESTION, DOCUMENT, run="mine")
+        assert warm.read(QUESTION, DOCUMENT) == PLAIN
+        Warm.identity = {"temperature": 0.7, "base_url": "http://two"}
+        assert warm.read(QUESTION, DOCUMENT) == PLAIN, "a server that has moved is the same one"
+        assert len(calls(warm)) == CHUNKS + 1
+        assert len(journal.runs()) == 2
+
+
+def test_a_journal_is_its_file_whatever_it_is_called(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file.parent / "sub").mkdir()
+    file.with_name("link.db").symlink_to(file)
+    monkeypatch.chdir(file.parent)
+    with Journal("runs.db") as here:
+        monkeypatch.chdir("sub")
+        with Journal("../runs.db") as there, Journal("../link.db") as link, pickle.loads(pickle.dumps(here)) as copy:
+            events = reader(here).stream(QUESTION, DOCUMENT, run="mine")
+            next(events)
+            for other in (there, link, copy):
+                with pytest.raises(JournalError, match="is being read already"):
+                    reader(other).read(QUESTION, DOCUMENT, run="mine")
+            events.close()  # type: ignore[attr-defined]
+    assert not list((file.parent / "sub").iterdir())
+    monkeypatch.chdir(file.parent)
+    with Journal(":memory:") as memory:
+        assert memory.path.is_file()
+
+
+def test_a_journal_that_is_removed_while_it_is_read(file: Path) -> None:
+    events = reader(file).stream(QUESTION, DOCUMENT)
+    next(events)
+    file.unlink()
+    with pytest.raises(JournalError, match="removed or replaced"):
+        list(events)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE run SET settings = '{oops'",
+        "UPDATE run SET settings = '{}'",
+        "UPDATE run SET settings = '[]'",
+        "UPDATE run SET created = 'x'",
+        "UPDATE step SET step = '{}'",
+        "UPDATE step SET step = 'oops'",
+        "UPDATE run SET settings = json_set(settings, '$.budgets.later', 1)",
+        "UPDATE run SET settings = json_set(settings, '$.prompts.later', 1)",
+    ],
+)
+def test_a_damaged_record_is_a_journal_error(file: Path, damage: str) -> None:
+    with Journal(file) as journal:
+        reader(journal).read(QUESTION, DOCUMENT, run="mine")
+        journal._database.execute(damage)
+        failed = 0
+        for attempt in (
+            journal.runs,
+            lambda: journal.reading("mine"),
+            lambda: journal.prompts("mine"),
+            lambda: reader(journal).read(QUESTION, DOCUMENT, run="mine"),
+            lambda: journal.edit("mine", 1, memory="m"),
+        ):
+            try:
+                attempt()
+            except JournalError:
+                failed += 1
+        assert failed
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "x" * 201, "\ud800", 5, True, b"x", Path("x")])
+def test_names_that_a_run_may_not_have(file: Path, name: Any) -> None:
+    with Journal(file) as journal:
+        with pytest.raises(UsageError, match="a run's name has 1 to 200 printable characters"):
+            reader(journal).read(QUESTION, DOCUMENT, run=name)
+        assert journal.runs() == []
+        reader(journal).read(QUESTION, DOCUMENT, run="mine")
+        if name:
+            with pytest.raises(UsageError, match="a run's name"):
+                journal.edit("mine", 1, memory="m", name=name)
+
+
+def test_arguments_of_a_wrong_kind(file: Path) -> None:
+    for journal in (5, b"x"):
+        with pytest.raises(UsageError, match="has to be a file's name"):
+            reader(journal)
+    with Journal(file) as records:
+        reader(records).read(QUESTION, DOCUMENT, run="mine")
+        for step, memory in [(10**30, "x"), (-1, "x"), ("1", "x"), (1, None)]:
+            with pytest.raises(UsageError):
+                records.edit("mine", step, memory=memory)  # type: ignore[arg-type]
+
+
+def test_a_journal_can_be_looked_at_where_nothing_may_be_written(file: Path) -> None:
+    reader(file).read(QUESTION, DOCUMENT, run="mine")
+    file.parent.chmod(0o555)
+    try:
+        with Journal(file, readonly=True) as journal:
+            assert journal.reading("mine") == PLAIN
+            assert [run.name for run in journal.runs()] == ["mine"]
+            with pytest.raises(JournalError, match="readonly"):
+                journal.edit("mine", 1, memory="m")
+    finally:
+        file.parent.chmod(0o755)
+    empty = file.with_name("empty.db")
+    empty.touch()
+    with pytest.raises(JournalError, match="is no journal"):
+        Journal(empty, readonly=True)
+    assert empty.stat().st_size == 0
 
 
 def test_what_is_recorded_can_be_seen_while_it_is_read(file: Path) -> None:
@@ -255,7 +475,7 @@ def test_files_that_are_no_journal(tmp_path: Path) -> None:
         (foreign, "of another program"),
         (tmp_path / "text.txt", "not a database"),
         (tmp_path, "unable to open"),
-        (Path("a\0b"), "null"),
+        (Path("a\0b"), "null|NUL"),
     ]:
         with pytest.raises(JournalError, match=said):
             Journal(path)

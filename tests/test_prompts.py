@@ -204,11 +204,23 @@ def test_long_tags_are_held_back_too() -> None:
 def test_streams_take_time_in_proportion_to_their_length() -> None:
     """Pieces of a long reply: the text so far must not be looked at again with each of them."""
     stream = AnswerStream(PromptSet.default())
-    for piece in ["<think>", *["hm "] * 100_000, "</think>", *["so "] * 100_000, *[" "] * 100_000, *["<"] * 50_000]:
+    for piece in [
+        "<think>",
+        *["hm "] * 100_000,
+        "</think>",
+        *["so "] * 100_000,
+        *[" "] * 100_000,
+        *["<"] * 50_000,
+        *["</memory>"] * 80_000,
+        *[" \\n "] * 80_000,
+    ]:
         list(stream.feed(piece))
 
 
-@pytest.mark.parametrize("text", ["<" + " " * 400_000, "<think>" * 60_000, r"\boxed{" * 60_000, "<|" * 200_000, "</memory> " * 2_000 + "x"])
+@pytest.mark.parametrize(
+    "text",
+    ["<" + " " * 400_000, "<think>" * 60_000, r"\boxed{" * 60_000, "<|" * 200_000, "x" + "</memory>     " * 60_000 + "x", "</memory> " * 60_000],
+)
 def test_no_text_takes_long(text: str) -> None:
     """Each of these once took time that grew with the square of its length: minutes, at this one."""
     prompts = PromptSet.default(answer_format="boxed", no_change=True)

@@ -9,7 +9,7 @@ import pytest
 from loopback import Loopback, Response, chat
 from test_cli import CHUNKED, CHUNKS, QUESTION, at, document, no_keys, prompts, reply, run
 
-from memagent_integrations import Journal, Reading
+from memagent_integrations import Journal, Reader, Reading, ScriptedBackend
 
 __all__ = ["document", "no_keys"]  # fixtures
 
@@ -82,6 +82,15 @@ def test_a_run_is_shown_exported_edited_and_deleted(server: Loopback, document: 
         assert {entry.name: entry.parent for entry in records.runs()} == {"gate.1": "gate", "mine": "gate"}
 
 
+def test_nothing_gives_orders_to_the_terminal(tmp_path: Path) -> None:
+    journal = tmp_path / "runs.db"
+    Reader(ScriptedBackend(["\x1b[2Jmemory", "\x1b[2Janswer"]), journal=journal).read("\x1b[2J\tquestion", "text", run="mine")
+    for args in (("runs", "list"), ("runs", "show", "mine")):
+        shown = run(*args, "--journal", journal).stdout
+        assert "\x1b" not in shown
+        assert "question" in shown
+
+
 def test_what_goes_wrong(server: Loopback, document: Path, tmp_path: Path) -> None:
     journal = tmp_path / "runs.db"
     read(server, document, "--journal", journal, "--run", "gate")
@@ -93,6 +102,11 @@ def test_what_goes_wrong(server: Loopback, document: Path, tmp_path: Path) -> No
         (("runs", "show", "nobody", "--journal", journal), 2, "holds no run"),
         (("runs", "edit", "gate", "--step", 99, "--memory", "x", "--journal", journal), 2, "has no memory after step 99"),
         (("runs", "resume", "nobody", document, "--journal", journal), 2, "holds no run"),
+        (("runs", "export", "gate", "--journal", journal, "-o", journal), 2, "would overwrite the journal"),
+        (("trace", "gate", "--journal", journal, "-o", journal), 2, "would overwrite the journal"),
+        (("read", "-q", QUESTION, document, *at(server), "--journal", journal, "--trace", journal), 2, "would overwrite the journal"),
+        (("read", "-q", QUESTION, document, *at(server), "--journal", journal, "--run", ""), 2, "a run's name"),
+        (("runs", "edit", "gate", "--step", 10**20, "--memory", "x", "--journal", journal), 2, "step has to be"),
     ]:
         done = run(*args)
         assert (done.exit_code, done.stdout) == (code, "")

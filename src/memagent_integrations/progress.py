@@ -29,7 +29,7 @@ _EMPTY = Plan(chunks=0, calls=0, document_tokens=0, prompt_tokens=0, completion_
 class ReadingProgress:
     """Shows how far a reading is. Without a terminal each step is one line; `quiet` shows nothing.
 
-    Tokens are those of the document, and tokens per second are by the clock, so that they tell the time left.
+    Tokens are those of the document, and tokens per second are by the time in the model, so that they tell the time left.
     """
 
     def __init__(self, console: Console, beginning: str = "starting", *, quiet: bool = False) -> None:
@@ -44,7 +44,7 @@ class ReadingProgress:
         self._task = self._bar.add_task(beginning, total=None, rate=None, due=None)
         self._plan = _EMPTY
         self._began = time.monotonic()
-        self._tokens = 0
+        self._tokens, self._seconds = 0, 0.0
 
     @property
     def on_terminal(self) -> bool:
@@ -70,8 +70,9 @@ class ReadingProgress:
 
     def step(self, step: Step) -> None:
         """A step is done."""
-        seconds = time.monotonic() - self._began
         self._tokens += step.span.tokens if step.span else 0
+        self._seconds += step.reply.seconds  # of what a journal holds too, which takes no time now
+        seconds = self._seconds or time.monotonic() - self._began
         rate = self._tokens / max(seconds, 1e-6)
         rest = self._plan.document_tokens - self._tokens
         left = rest / rate if rest > 0 and rate else None

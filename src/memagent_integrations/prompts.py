@@ -150,13 +150,15 @@ class PromptSet:
         return text if box is None else box.strip()
 
     def _unwrapped(self, text: str) -> str:
-        """The reply without thinking, and without tags of the templates that the model put around it."""
+        """The reply without thinking, and without tags of the templates that the model put around it. Each character is looked at once."""
         text = strip_thinking(text)
-        if not self.tags:
-            return text
-        tag = rf"</?(?:{'|'.join(self.tags)})>"
-        opening = re.match(rf"(?:\s|{tag})*", text)
-        return re.sub(rf"{tag}(?:\s|{tag})*\Z", "", text[opening.end() if opening else 0 :]).strip()
+        tags = [f"{begin}{tag}>" for tag in self.tags for begin in ("<", "</")]
+        begin, end = 0, len(text)
+        while found := next((tag for tag in tags if text.startswith(tag, begin)), " " if text[begin : begin + 1].isspace() else ""):
+            begin += len(found)
+        while found := next((tag for tag in tags if text.endswith(tag, begin, end)), " " if end > begin and text[end - 1].isspace() else ""):
+            end -= len(found)
+        return text[begin:end]
 
     def _fill(self, template: str, **values: str) -> tuple[Message, ...]:
         values["memory"] = values["memory"] or self.empty_memory
@@ -249,7 +251,7 @@ class AnswerStream:
         self._longest = max(len(tag) for tag in ("thinking", *prompts.tags)) + 3
         self._closing: tuple[str, ...] = ("</think>", "</thinking>") if thinking else ()  # one of these ends the thinking block that we are in
         self._rest = ""  # may be the beginning of a tag
-        self._gap = ""  # space and tags, which count only if something follows
+        self._gap: list[str] = []  # space and tags, which count only if something follows
         self._sent: list[str] = []
         self._held = prompts.answer_format == "boxed"  # nothing more is sent before the end
 
@@ -275,12 +277,12 @@ class AnswerStream:
             self._closing = (_THINKING[part],)
         elif part in _THINKING.values():
             self._held = bool(self._sent)  # the block began before the reply did
-            self._gap = ""
+            self._gap = []
         elif not part.strip() or self._signs.fullmatch(part):
-            self._gap += part
+            self._gap.append(part)
         else:
-            piece = self._gap + part if self._sent else part.lstrip()
-            self._gap = piece[len(piece.rstrip()) :]
+            piece = "".join([*self._gap, part]) if self._sent else part.lstrip()
+            self._gap = [piece[len(piece.rstrip()) :]]
             self._sent.append(piece.rstrip())
             yield self._sent[-1]
 

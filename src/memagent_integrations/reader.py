@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -95,7 +95,7 @@ class Reader:
         self.prompts = prompts or PromptSet.default(layout=layout or "section-first")
         self.backend = model if isinstance(model, Backend) else load_backend(model, **(backend_options or {}))
         self._window = window
-        self.journal = Journal(journal) if isinstance(journal, str | Path) else journal
+        self.journal = journal if isinstance(journal, Journal | None) else Journal(journal)
         self._own_journal = self.journal if self.journal is not journal else None
 
     def read(self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None) -> Reading:
@@ -120,8 +120,9 @@ class Reader:
         told when the next chunk is there.
         """
         call = self._complete if whole else self._streamed
-        for event in drive(self._turns(question, self._checked(question, self._chunks(document)), run), call, self.prompts):
-            yield _raise_for_error(event) if isinstance(event, Reading) else event
+        with closing(drive(self._turns(question, self._checked(question, self._chunks(document)), run), call, self.prompts)) as events:
+            for event in events:
+                yield _raise_for_error(event) if isinstance(event, Reading) else event
 
     async def aread(self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None) -> Reading:
         """`read`, async; the document may be an async iterator."""
@@ -144,7 +145,8 @@ class Reader:
         Raises:
             UsageError: the jobs are no pairs, or one async iterator stands in several.
         """
-        return self._read_many(_listed(jobs), progress, threading.Event())
+        distinct = Distinct(jobs, self.journal)
+        return distinct.spread(self._read_many(distinct.jobs, distinct.numbered(progress), threading.Event()))
 
     async def aread_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """`read_many`, async: up to the backend's `concurrency` readings at a time, or its batches in a thread.
@@ -152,7 +154,10 @@ class Reader:
         Raises:
             UsageError: one async iterator stands in several jobs.
         """
-        listed = _listed(jobs)
+        distinct = Distinct(jobs, self.journal)
+        return distinct.spread(await self._aread_many(distinct.jobs, distinct.numbered(progress)))
+
+    async def _aread_many(self, listed: Sequence[Job], progress: ManyProgress | None) -> list[Reading]:
         if self.backend.batch_size > 1 and not any(is_async(document) for _, document in listed):
             cancelled = threading.Event()
             try:
@@ -214,7 +219,7 @@ class Reader:
         """`close`, async."""
         await self.backend.aclose()
         if self._own_journal:
-            self._own_journal.close()
+            await asyncio.to_thread(self._own_journal.close)
 
     def __enter__(self) -> Self:
         return self
@@ -234,7 +239,8 @@ class Reader:
     def _turns(self, question: str, source: Iterable[Chunk], run: str | None = None) -> Turns:
         turns = reading_loop(question, source, prompts=self.prompts, budgets=self.budgets, count=self.count, model=self.backend.name)
         if self.journal:
-            return self.journal.recorded(turns, settings_of(question, self.backend.name, self.budgets, self.prompts), run)
+            settings = settings_of(question, self.backend.name, self.backend.identity, self.budgets, self.prompts)
+            return self.journal.recorded(turns, settings, run)
         if run is not None:
             raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
         return turns
@@ -253,12 +259,13 @@ class Reader:
 
     def _read(self, turns: Turns, progress: Progress | None, cancelled: threading.Event | None = None) -> Reading:
         """Run a loop to its end, or until nobody waits for it any more."""
-        for event in drive(turns, self._complete, self.prompts):
-            if isinstance(event, Reading):
-                return event
-            if cancelled and cancelled.is_set():
-                raise CancelledError
-            _tell(event, progress)
+        with closing(drive(turns, self._complete, self.prompts)) as events:
+            for event in events:
+                if isinstance(event, Reading):
+                    return event
+                if cancelled and cancelled.is_set():
+                    raise CancelledError
+                _tell(event, progress)
         raise AssertionError("a driver ends with a reading")
 
     def _read_many(self, jobs: Sequence[Job], progress: ManyProgress | None, cancelled: threading.Event) -> list[Reading]:
@@ -268,13 +275,14 @@ class Reader:
         loops = [self._turns(question, self._checked(question, source)) for (question, _), source in sources]
         if self.backend.batch_size > 1:
             readings: dict[int, Reading] = {}
-            for number, event in drive_batch(loops, self.backend.complete_batch, self.backend.batch_size):
-                if cancelled.is_set():
-                    break
-                if isinstance(event, Reading):
-                    readings[number] = event
-                elif progress:
-                    progress(number, event)
+            with closing(drive_batch(loops, self.backend.complete_batch, self.backend.batch_size)) as events:
+                for number, event in events:
+                    if cancelled.is_set():
+                        break
+                    if isinstance(event, Reading):
+                        readings[number] = event
+                    else:
+                        _tell(event, _numbered(number, progress))
             return [readings[number] for number in sorted(readings)]
         pool = ThreadPoolExecutor(self.backend.concurrency)
         try:
@@ -361,11 +369,32 @@ class Reader:
                 )
 
 
-def _listed(jobs: Iterable[Job]) -> list[Job]:
-    try:
-        return [(question, document) for question, document in jobs]
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"the jobs have to be (question, document) pairs ({error})") from error
+class Distinct:
+    """The jobs of `read_many` to be read: with a journal equal ones are one run, which is read once."""
+
+    def __init__(self, jobs: Iterable[Job], journal: Journal | None) -> None:
+        first: dict[Any, int] = {}
+        self.jobs: list[Job] = []
+        self._numbers: list[int] = []  # which job each of the distinct ones was
+        self._places: list[int] = []  # which of the distinct ones each job is
+        try:
+            for number, (question, document) in enumerate(jobs):
+                key = (question, document if isinstance(document, str) else id(document)) if journal and isinstance(question, str) else number
+                if key not in first:
+                    first[key] = len(self.jobs)
+                    self.jobs.append((question, document))
+                    self._numbers.append(number)
+                self._places.append(first[key])
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"the jobs have to be (question, document) pairs ({error})") from error
+
+    def spread(self, readings: Sequence[Reading]) -> list[Reading]:
+        """A reading for each of the jobs."""
+        return [readings[place] for place in self._places]
+
+    def numbered(self, progress: ManyProgress | None) -> ManyProgress | None:
+        """The progress, told the numbers of the jobs."""
+        return (lambda place, step: progress(self._numbers[place], step)) if progress else None
 
 
 def _raise_for_error(reading: Reading) -> Reading:

@@ -131,13 +131,17 @@ NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a model said to one prompt, after `seconds` by the clock. `reasoning` is thinking that the server returned apart from the text."""
+    """What a model said to one prompt, after `seconds` by the clock. `reasoning` is thinking that the server returned apart from the text.
+
+    `edited` is what a person put in place of the memory that the reply gave, or None.
+    """
 
     text: str
     reasoning: str = ""
     usage: Usage = Usage()
     finish_reason: str | None = None
     seconds: float = 0.0
+    edited: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,21 +28,32 @@ _COLUMNS = ("run", "steps", "state", "model", "begun", "branch of", "question")
 runs_app = typer.Typer(help="Recorded readings: list, show, resume, edit, export, delete.", rich_markup_mode=None)
 
 
-def opened(journal: Path) -> Journal:
+def opened(journal: Path, *, readonly: bool = False) -> Journal:
     """The journal in a file that is there."""
     if not journal.is_file():
         raise UsageError(f"there is no journal {journal}")
-    return Journal(journal)
+    return Journal(journal, readonly=readonly)
+
+
+def is_part_of(file: Path, journal: Path) -> bool:
+    """Whether a file is a journal's own, under whatever name."""
+    parts = (journal.with_name(journal.name + ending) for ending in ("", "-wal", "-shm"))
+    return any(part.exists() and file.exists() and file.samefile(part) for part in parts)
+
+
+def shown(text: str) -> str:
+    """The text without what a terminal would take for an order."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
 @runs_app.command("list", short_help="List the runs.")
 def list_runs(journal: JournalFile) -> None:
     """List the runs of a journal, oldest first: a table on a terminal, else a line a run with tabs between the columns."""
     rows = []
-    with opened(journal) as records:
+    with opened(journal, readonly=True) as records:
         for run in records.runs():
             state, branch = "finished" if run.finished else "unfinished", f"{run.parent} after {run.parent_step}" if run.parent else ""
-            rows.append((run.name, str(run.steps), state, run.model, f"{run.created:%Y-%m-%d %H:%M}", branch, " ".join(run.question.split())))
+            rows.append((run.name, str(run.steps), state, run.model, f"{run.created:%Y-%m-%d %H:%M}", branch, shown(" ".join(run.question.split()))))
     console = Console(highlight=False)
     if not console.is_terminal:
         for row in (_COLUMNS, *rows):
@@ -57,20 +68,22 @@ def list_runs(journal: JournalFile) -> None:
 @runs_app.command("show", short_help="Show the memory after every step of a run.")
 def show_run(journal: JournalFile, run: RunName) -> None:
     """Show a run: its question, the memory after every step, the answer."""
-    with opened(journal) as records:
+    with opened(journal, readonly=True) as records:
         reading = records.reading(run)
-    typer.echo(f"question: {reading.question}")
+    typer.echo(shown(f"question: {reading.question}"))
     for step in reading.steps:
         if step.phase == "memory":
             where = f"characters {step.span.start:,}-{step.span.end:,}" if step.span else ""
-            typer.echo(f"\n-- step {step.index}, {where}: {step.outcome}{', cut' if step.cut else ''}\n{step.memory}")
-    typer.echo(f"\nanswer: {reading.answer}" if reading.answer else f"\n{reading.error}")
+            typer.echo(f"\n-- step {step.index}, {where}: {step.outcome}{', cut' if step.cut else ''}\n{shown(step.memory)}")
+    typer.echo(shown(f"\nanswer: {reading.answer}" if reading.answer else f"\n{reading.error}"))
 
 
 @runs_app.command("export", short_help="Write a run as JSON.")
 def export_run(journal: JournalFile, run: RunName, output: _Output = None) -> None:
     """Write what is recorded of a run as JSON, as `memagent read --json` writes it."""
-    with opened(journal) as records:
+    if output and is_part_of(output, journal):
+        raise UsageError(f"the export would overwrite the journal: {output}")
+    with opened(journal, readonly=True) as records:
         reading: Reading = records.reading(run)
     if output:
         reading.save(output)

@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from memagent_integrations.errors import BackendError, MemAgentError
 from memagent_integrations.records import Prompt, Reply
@@ -30,6 +30,11 @@ class Backend(ABC):
     """Prompts that `complete_batch` computes together. 1: calls are independent of one another, `concurrency` of them at a time."""
     concurrency: int = 1
     """Calls that `Reader.read_many` makes at a time."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What besides the name decides what the model says (sampling, adapter), as JSON without secrets; a journal compares it."""
+        return {}
 
     @abstractmethod
     def count(self, text: str) -> int:

@@ -68,6 +68,7 @@ class LlamaCppBackend(OpenAIBackend):
         for path in (model, adapter) if adapter else (model,):
             _check_gguf(Path(path))
         self._resting_streams = 0
+        self._adapter = str(adapter) if adapter else None
         self._server: Server | None = _serve(
             Path(model), adapter, window, parallel, threads or os.cpu_count() or 1, gpu_layers, key := secrets.token_urlsafe()
         )
@@ -84,6 +85,11 @@ class LlamaCppBackend(OpenAIBackend):
         self.name = name or f"llamacpp:{model}"
         self._busy(self._server)  # a server that is freed before its loop runs never ends
         _OPEN.add(self)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Sampling parameters and the adapter."""
+        return {**super().identity, "base_url": None, "adapter": self._adapter}
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """The reply in pieces, as the model writes it, and then the whole as a `Reply`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
@@ -88,6 +89,12 @@ class OpenAIBackend(Backend):
     def window(self) -> int | None:  # type: ignore[override]
         """Context window as given, or as the endpoint's `/tokenize` tells it."""
         return self._window or (None if self._tokenizer else self._counting()[1])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Sampling parameters, what else is sent as a digest, and the address."""
+        more = hashlib.sha256(repr(sorted(self._extra_body.items())).encode()).hexdigest()[:16] if self._extra_body else None
+        return {**self._options, "extra_body": more, "base_url": self._address}
 
     def count(self, text: str) -> int:
         """Tokens of the text, by the endpoint or by the tokenizer that was given."""

@@ -67,6 +67,7 @@ class TransformersBackend(BatchBackend):
         check_number(least=1e-6, most=1, top_p=top_p)
         self.name = f"transformers:{model}"
         self.batch_size = batch_size
+        self._identity = {"temperature": temperature, "top_p": top_p, "seed": seed, "adapter": str(adapter) if adapter else None}
         self._temperature, self._top_p, self._seed = temperature, top_p, seed
         self._lock = threading.Lock()
         options["trust_remote_code"] = trust_remote_code
@@ -79,6 +80,11 @@ class TransformersBackend(BatchBackend):
         if adapter:
             self._model = _with_adapter(self._model, adapter)
         self._chat = ChatTokenizer(self._tokenizer, chat_template_kwargs)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Sampling parameters and the adapter."""
+        return self._identity
 
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
         """The replies to many prompts, `batch_size` of them computed together, those of similar length side by side.

@@ -61,6 +61,7 @@ class VLLMBackend(BatchBackend):
         check_int(batch_size=batch_size, **given(window=window))
         self.name = f"vllm:{model}"
         self.batch_size = batch_size
+        self._identity = {"temperature": temperature, "top_p": top_p, "seed": seed, "adapter": str(adapter) if adapter else None}
         with _loading(str(adapter)):
             lora = _lora_options(adapter)
         with _loading(str(model)):
@@ -77,6 +78,11 @@ class VLLMBackend(BatchBackend):
         except BaseException:
             self.close()
             raise
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Sampling parameters and the adapter."""
+        return self._identity
 
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
         """The replies to many prompts; vLLM decides how many of them it computes side by side."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing, closing, contextmanager
 from functools import cached_property
@@ -73,6 +74,11 @@ class LLMBackend(Backend):
         """The class of the LLM and its model."""
         model = self._metadata.model_name
         return f"llama-index:{self.llm.class_name()}" + ("" if model == "unknown" else f":{model}")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """A digest of the LLM's settings as LlamaIndex serialises them."""
+        return {"settings": hashlib.sha256(self.llm.to_json(sort_keys=True).encode()).hexdigest()[:16]}
 
     @property
     def window(self) -> int | None:  # type: ignore[override]

@@ -318,6 +318,19 @@ def test_standard_input_that_is_not_text(server: Loopback) -> None:
     assert "standard input is not UTF-8" in failure(done)
 
 
+def test_a_file_of_that_name_is_not_standard_input(server: Loopback, document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-").write_text("x")
+    assert run("read", "-q", QUESTION, "-", *at(server), *CHUNKED, stdin=document.read_bytes()).stdout == "It is 7319.\n"
+
+
+def test_nothing_is_fetched_that_cannot_be_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    monkeypatch.setenv("MEMAGENT_CACHE", str(tmp_path / "cache"))
+    done = run("read", "-q", QUESTION, document)
+    assert (done.exit_code, "memagent-integrations[llamacpp]" in done.stderr, (tmp_path / "cache").exists()) == (2, True, False)
+
+
 def test_standard_input_that_is_closed(server: Loopback) -> None:
     running = process("read", "-q", "why", "-", *at(server), closed=0)
     _, err = running.communicate(timeout=60)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from langchain_core.documents import Document
+from llama_index.core import SimpleDirectoryReader
 from llama_index.core.schema import Document as IndexDocument
 from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 
@@ -80,6 +81,11 @@ def test_loaders_are_lazy(name: str) -> None:
     assert next(stream).text == "a"
     assert loader.taken == loader.items[:1]
     assert "".join(piece.text for piece in stream) == "\n\nb\n\nc"
+
+
+def test_a_loader_that_is_not_lazy_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    assert text_of(SimpleDirectoryReader(str(tmp_path))) == "one"
 
 
 def test_files(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from contract import BackendContract
+from llama_index.core import SimpleDirectoryReader
 from llama_index.core.base.llms.types import ThinkingBlock
 from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, Response, StreamingResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
@@ -1094,3 +1095,9 @@ async def test_a_journal(tmp_path: Path) -> None:
     engine = MemAgentQueryEngine.from_documents(text, backend, chunk_tokens=200, memory_tokens=50, journal=tmp_path / "runs.db")
     assert str(engine.query("Why?")) == str(await engine.aquery("Why?")) == str(first)
     assert len(backend.prompts) == asked, "a complete reading costs nothing"
+
+
+def test_what_a_first_user_writes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    source = SimpleDirectoryReader(str(tmp_path))
+    assert str(MemAgentQueryEngine.from_documents(source, llm=ScriptedBackend(["m", "the answer"])).query("Why?")) == "the answer"

@@ -108,6 +108,9 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     made.save(tmp_path / "trace.json")
     assert run("trace", tmp_path / "trace.json", "-o", tmp_path / "page.html").exit_code == 0
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(made)
+    done = run("trace", tmp_path / "trace.json", "-o", tmp_path / "trace.json")
+    assert (done.exit_code, "would overwrite the reading" in done.stderr) == (2, True)
+    assert Reading.from_json((tmp_path / "trace.json").read_text()) == made
     with Journal(tmp_path / "runs.db") as journal:
         Reader(ScriptedBackend(["m", "a"]), journal=journal).read("q", "text", run="mine")
     assert run("trace", "mine", "--journal", tmp_path / "runs.db", "-o", tmp_path / "run.html").exit_code == 0

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO, cast
 
@@ -26,7 +27,7 @@ from typer.core import TyperGroup
 
 from memagent_integrations import __version__, models
 from memagent_integrations import trace as traces
-from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
+from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.progress import PullProgress, ReadingProgress
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -121,6 +122,7 @@ _Journal = Annotated[
 _Run = Annotated[str | None, typer.Option(metavar="NAME", help="The reading's name in the journal.", show_default=False)]
 _Saved = Annotated[str, typer.Argument(metavar="TRACE.json", help="What --trace or --json wrote, or with --journal the name of a run.")]
 _Page = Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="Where to write the page.", show_default=False)]
+_Recorded = Annotated[Path | None, typer.Option("--journal", metavar="FILE", help="The journal that holds the run.", show_default=False)]
 _Wheel = Annotated[Path | None, typer.Option("--from", metavar="WHEEL", help="A wheel that is here already.", show_default=False)]
 
 
@@ -207,7 +209,7 @@ def resume(
     _check(files, stream=stream, as_json=as_json, plan=False, trace=trace, journal=journal)
     with opened(journal) as records:
         begun = records.settings(run)
-        recorded = {name: begun["backend"].get(name) for name in ("base_url", "temperature", "adapter")}
+        recorded = {name: begun["backend"].get(name) for name in ("base_url", "temperature", "adapter", "tokenizer")}
         options = given(**recorded) | _given(ctx, "window", "base_url", "tokenizer", "temperature")
         settings = {"prompts": records.prompts(run), "journal": records, **begun["budgets"]}
         output = Output(stream=stream, as_json=as_json, trace=trace, quiet=quiet)
@@ -243,7 +245,7 @@ def _answer(
 
 
 @app.command("trace", short_help="Make a page of a reading.")
-def make_page(trace: _Saved, page: _Page, journal: _Journal = None) -> None:
+def make_page(trace: _Saved, page: _Page, journal: _Recorded = None) -> None:
     """Write a page that shows every version of the memory: of a reading that --trace saved, or with --journal of the run TRACE.json names."""
     if journal:
         if is_part_of(page, journal):
@@ -251,6 +253,8 @@ def make_page(trace: _Saved, page: _Page, journal: _Journal = None) -> None:
         with opened(journal, readonly=True) as records:
             reading = records.reading(trace)
     else:
+        if page.exists() and Path(trace).exists() and page.samefile(trace):
+            raise UsageError(f"the page would overwrite the reading: {page}")
         try:
             reading = Reading.from_json(Path(trace).read_bytes())
         except (OSError, ValueError) as error:
@@ -285,7 +289,7 @@ def _read(
         steps.append(step)
         progress.step(step)
 
-    again = all(Path(file).is_file() for file in files)  # a pipe can be read once only
+    again = all(file != _STDIN and Path(file).is_file() for file in files)  # a pipe can be read once only
     progress.begin(reader.plan(question, _document(files)) if again and not progress.quiet else None)
     try:
         if stream:
@@ -322,6 +326,9 @@ def _streamed(events: Iterator[Step | str | Reading], progress: ReadingProgress,
 
 
 def _fetched(model: str, *, quiet: bool) -> str:
+    """The model, which is here if it is an embedded one; nothing is fetched that there is nothing to run with."""
+    if model in models.EMBEDDED and not find_spec("xllamacpp"):
+        raise MissingExtra.extra("xllamacpp", "llamacpp")
     _fetch(model, None, Console(stderr=True), quiet=quiet)
     return model
 

@@ -140,8 +140,8 @@ def _flatten(document: Any) -> Iterator[Any]:
         raise UsageError("the document is bytes; decode it to str first, with the encoding it was written in")
     elif isinstance(document, dict):
         raise UsageError("the document is a dict; pass the text in it, or a Document or node made from it")
-    elif callable(load := getattr(document, "lazy_load", None) or getattr(document, "lazy_load_data", None)):
-        for item in load():
+    elif (items := loaded(document)) is not None:
+        for item in items:
             yield from _flatten(item)
     elif isinstance(document, Iterable):
         for item in _ordered(document):
@@ -153,6 +153,18 @@ def _flatten(document: Any) -> Iterator[Any]:
             f"{type(document).__name__} is not a document; "
             "pass a str, a Path, a LangChain Document, a LlamaIndex node, a loader, or an iterable of these"
         )
+
+
+def loaded(loader: Any) -> Iterable[Any] | None:
+    """What a loader of LangChain or LlamaIndex loads, lazily if it can; None for what is no loader."""
+    load = getattr(loader, "lazy_load", None) or getattr(loader, "lazy_load_data", None)
+    if not callable(load):
+        return None
+    try:
+        items: Iterable[Any] = load()
+    except NotImplementedError:  # the lazy method of LlamaIndex's readers, where one does not fill it
+        items = loader.load_data()
+    return items
 
 
 def _guarded(items: Iterator[Piece]) -> Iterator[Piece]:

@@ -92,9 +92,10 @@ class OpenAIBackend(Backend):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Sampling parameters, what else is sent as a digest, and the address."""
+        """Sampling parameters, what else is sent as a digest, the tokenizer that was named, and the address."""
         more = hashlib.sha256(repr(sorted(self._extra_body.items())).encode()).hexdigest()[:16] if self._extra_body else None
-        return {**self._options, "extra_body": more, "base_url": self._address}
+        tokenizer = self._tokenizer if isinstance(self._tokenizer, str) else None
+        return {**self._options, "extra_body": more, "tokenizer": tokenizer, "base_url": self._address}
 
     def count(self, text: str) -> int:
         """Tokens of the text, by the endpoint or by the tokenizer that was given."""

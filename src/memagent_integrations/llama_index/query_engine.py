@@ -36,17 +36,17 @@ class MemAgentQueryEngine(BaseQueryEngine):
     @classmethod
     def from_documents(cls, documents: Any, model: Model = None, **settings: Unpack[SynthesizerSettings]) -> Self:
         """An engine over documents, with a `MemAgentSynthesizer` of this model and these settings."""
-        return cls(documents, MemAgentSynthesizer(model, **settings))
+        return cls(documents, MemAgentSynthesizer(model=model, **settings))
 
     @classmethod
     def from_nodes(cls, nodes: Any, model: Model = None, **settings: Unpack[SynthesizerSettings]) -> Self:
         """`from_documents`, of nodes; scored nodes in a list are put in document order."""
-        return cls(nodes, MemAgentSynthesizer(model, **settings))
+        return cls(nodes, MemAgentSynthesizer(model=model, **settings))
 
     @classmethod
     def from_retriever(cls, retriever: BaseRetriever, model: Model = None, **settings: Unpack[SynthesizerSettings]) -> Self:
         """An engine over what the retriever finds, read in document order. For node postprocessors use LlamaIndex's `RetrieverQueryEngine`."""
-        return cls(retriever, MemAgentSynthesizer(model, **settings))
+        return cls(retriever, MemAgentSynthesizer(model=model, **settings))
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"response_synthesizer": self._response_synthesizer}

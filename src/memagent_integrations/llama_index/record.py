@@ -14,7 +14,7 @@ from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.schema import BaseNode, NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 from llama_index_instrumentation import get_dispatcher
 
-from memagent_integrations.documents import node_place
+from memagent_integrations.documents import loaded, node_place
 from memagent_integrations.loop import Event
 from memagent_integrations.records import NO_USAGE, Reading, Source, Step
 
@@ -148,7 +148,5 @@ def items_of(source: Any) -> Iterable[Any]:
     """The documents or nodes of a source."""
     if isinstance(source, (BaseNode, NodeWithScore)):
         return [source]
-    if hasattr(source, "lazy_load_data"):
-        source = source.lazy_load_data()
-    items: Iterable[Any] = source
-    return items
+    items = loaded(source)
+    return source if items is None else items

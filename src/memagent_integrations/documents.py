@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.errors import MemAgentError, UsageError, why
 
 SEPARATOR = "\n\n"
 """Stands between two documents of a collection, so that the end of one does not run into the start of the next."""
@@ -234,7 +234,7 @@ def _read(path: Path) -> Iterator[Piece]:
         with path.open("rb") as file:
             yield from _decoded(path, file)
     except (OSError, ValueError) as error:  # a path with a NUL or a lone surrogate in it is a ValueError
-        raise UsageError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(f"cannot read {str(path)!r}: {why(error)}") from error
 
 
 def _decoded(path: Path, file: IO[bytes]) -> Iterator[Piece]:

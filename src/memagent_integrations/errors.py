@@ -60,3 +60,8 @@ class ContextOverflow(MemAgentError):
 
 def _unpickle(kind: type[MemAgentError], args: tuple[object, ...]) -> MemAgentError:
     return kind.__new__(kind, *args)
+
+
+def why(error: Exception) -> str:
+    """What an error about a file says, without the file's name: that stands in our message."""
+    return str(getattr(error, "strerror", None) or error)

@@ -131,11 +131,11 @@ class Journal:
         with self._errors():
             rows = self._database.execute("SELECT step FROM step WHERE run = ? ORDER BY number", (run,)).fetchall()
             steps = tuple(_step(text) for (text,) in rows)
-            budgets = Budgets(**settings["budgets"])
+            budgets, prompts = Budgets(**settings["budgets"]), PromptSet(**settings["prompts"])
         answered = bool(steps) and steps[-1].phase == "answer"
         return Reading(
             question=settings["question"],
-            answer=self.prompts(run).parse_answer(steps[-1].reply.text) if answered else None,
+            answer=prompts.parse_answer(steps[-1].reply.text) if answered else None,
             memory=steps[-1].memory if steps else "",
             steps=steps,
             model=settings["model"],
@@ -221,9 +221,11 @@ class Journal:
                 mine, last = None, None  # the run that is written, and that of the last recorded reply
                 while isinstance(state, Prompt):
                     if mine is None:
-                        names = self._going_on(names, state, named=run)
-                        last = next((name for name in names if self._has(name, state)), None) or last
-                        if not any(self._has(name, state) for name in names):  # a call has to be made: from here on nobody else may
+                        found = self._going_on(names, state, named=run)
+                        names = list(found)
+                        having = next((name for name in names if found[name]), None)
+                        last = having or last
+                        if having is None:  # a call has to be made: from here on nobody else may
                             mine = self._claim(run, base, names, last, state, settings, alone)
                     state = yield from self._turn(turns, state, mine or str(last), settings)
                 return state
@@ -240,15 +242,14 @@ class Journal:
             found = self._database.execute("SELECT name FROM run WHERE name = ? OR name GLOB ?", (base, f"{base}-[0-9]*")).fetchall()
         return sorted(name for (name,) in found)
 
-    def _going_on(self, names: list[str], prompt: Prompt, *, named: str | None) -> list[str]:
-        """Those of the runs that have this prompt next, or nothing yet."""
-        fitting = [name for name in names if self._prompt(name, prompt) in (None, _fingerprint(prompt))]
+    def _going_on(self, names: list[str], prompt: Prompt, *, named: str | None) -> dict[str, bool]:
+        """Those of the runs that have this prompt next (True), or nothing yet (False)."""
+        asked = _fingerprint(prompt)
+        found = {name: self._prompt(name, prompt) for name in names}
+        fitting = {name: recorded is not None for name, recorded in found.items() if recorded in (None, asked)}
         if named is not None and not fitting:
             raise _mismatch(named, prompt)
         return fitting
-
-    def _has(self, run: str, prompt: Prompt) -> bool:
-        return self._prompt(run, prompt) is not None
 
     def _prompt(self, run: str, prompt: Prompt) -> str | None:
         """The fingerprint that is recorded in the place of this prompt."""

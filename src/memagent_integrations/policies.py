@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from memagent_integrations.errors import UsageError
+from memagent_integrations.errors import UsageError, why
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets
 
@@ -43,7 +43,7 @@ def load(directory: str | Path) -> Policy:
         first = error.errors()[0]
         raise UsageError(f"{path} is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
-        raise UsageError(f"{str(directory)!r} is no policy: cannot read {FILE} ({getattr(error, 'strerror', None) or error})") from error
+        raise UsageError(f"{str(directory)!r} is no policy: cannot read {FILE} ({why(error)})") from error
     if policy.model.startswith("policy:"):
         raise UsageError(f"{path} is not valid: model: a policy names a model, not another policy")
     return replace(policy, adapter=str((path.parent / policy.adapter).resolve())) if policy.adapter else policy
@@ -59,4 +59,4 @@ def save(policy: Policy, directory: str | Path) -> None:
         Path(directory).mkdir(parents=True, exist_ok=True)
         (Path(directory) / FILE).write_bytes(_ADAPTER.dump_json(policy, indent=1))
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot write {FILE} to {str(directory)!r}: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(f"cannot write {FILE} to {str(directory)!r}: {why(error)}") from error

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from memagent_integrations import errors
-from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.errors import MemAgentError, UsageError, why
 from memagent_integrations.settings import check_int, given
 
 Phase = Literal["memory", "answer"]
@@ -250,7 +250,7 @@ class Reading:
         try:
             Path(path).write_text(self.to_json(indent=1), encoding="utf-8")
         except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
-            raise UsageError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+            raise UsageError(f"cannot write {str(path)!r}: {why(error)}") from error
 
     def _repr_html_(self) -> str:
         """The reading in a notebook: the answer, and every memory to fold out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -107,6 +108,11 @@ class Backend(ABC):
             return self.complete(prompt)
         except MemAgentError as error:
             return error
+
+
+def digest(text: str) -> str:
+    """A short hash, to tell settings apart without showing them."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def closed(name: str) -> BackendError:

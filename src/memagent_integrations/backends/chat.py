@@ -65,9 +65,15 @@ class ChatTokenizer:
 
 
 class BatchBackend(Backend):
-    """A backend whose calls are all batches. A subclass sets `_chat`."""
+    """A backend whose calls are all batches. A subclass sets `_chat` and `_identity`."""
 
     _chat: ChatTokenizer
+    _identity: dict[str, Any]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Sampling parameters and the adapter."""
+        return self._identity
 
     @property
     def template_tokens(self) -> int:  # type: ignore[override]

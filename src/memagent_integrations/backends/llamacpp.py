@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent_integrations.backends.openai import OpenAIBackend
-from memagent_integrations.errors import BackendError, MissingExtra, UsageError
+from memagent_integrations.errors import BackendError, MissingExtra, UsageError, why
 from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.settings import MOST, check_int, check_number, given
 
@@ -174,6 +174,6 @@ def _check_gguf(path: Path) -> None:
         with path.open("rb") as file:
             magic = file.read(4)
     except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
-        raise UsageError(f"cannot read the model {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(f"cannot read the model {str(path)!r}: {why(error)}") from error
     if magic != b"GGUF":
         raise UsageError(f"{path} is not a GGUF file")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
@@ -13,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import openai
 
-from memagent_integrations.backends.base import Backend, closed
+from memagent_integrations.backends.base import Backend, closed, digest
 from memagent_integrations.backends.failures import translated
 from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import BackendError, UsageError
@@ -93,7 +92,7 @@ class OpenAIBackend(Backend):
     @property
     def identity(self) -> dict[str, Any]:
         """Sampling parameters, what else is sent as a digest, the tokenizer that was named, and the address."""
-        more = hashlib.sha256(repr(sorted(self._extra_body.items())).encode()).hexdigest()[:16] if self._extra_body else None
+        more = digest(repr(sorted(self._extra_body.items()))) if self._extra_body else None
         tokenizer = self._tokenizer if isinstance(self._tokenizer, str) else None
         return {**self._options, "extra_body": more, "tokenizer": tokenizer, "base_url": self._address}
 
@@ -138,17 +137,13 @@ class OpenAIBackend(Backend):
 
     def close(self) -> None:
         """Take no more calls; once those in flight are through, close the connections. Those of async calls are closed by `aclose`."""
-        with self._lock:
-            self._closed = True
-            idle = not self._calls
-        if idle:
+        if self._shut():
             self._free()
 
     async def aclose(self) -> None:
         """`close`, async; calls of other tasks in flight on this event loop are broken off."""
+        idle = self._shut()
         with self._lock:
-            self._closed = True
-            idle = not self._calls
             client, _ = self._async.pop(asyncio.get_running_loop(), (None, None))
         if client:
             await client.close()
@@ -182,6 +177,12 @@ class OpenAIBackend(Backend):
         finally:
             if self._end():
                 await asyncio.shield(asyncio.to_thread(self._free))
+
+    def _shut(self) -> bool:
+        """Take no more calls; whether none is in flight."""
+        with self._lock:
+            self._closed = True
+            return not self._calls
 
     def _begin(self) -> None:
         with self._lock:

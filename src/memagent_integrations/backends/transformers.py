@@ -81,11 +81,6 @@ class TransformersBackend(BatchBackend):
             self._model = _with_adapter(self._model, adapter)
         self._chat = ChatTokenizer(self._tokenizer, chat_template_kwargs)
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Sampling parameters and the adapter."""
-        return self._identity
-
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
         """The replies to many prompts, `batch_size` of them computed together, those of similar length side by side.
 

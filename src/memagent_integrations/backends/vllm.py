@@ -79,11 +79,6 @@ class VLLMBackend(BatchBackend):
             self.close()
             raise
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Sampling parameters and the adapter."""
-        return self._identity
-
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
         """The replies to many prompts; vLLM decides how many of them it computes side by side."""
         started = time.perf_counter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AbstractContextManager, aclosing
@@ -19,6 +18,7 @@ from langchain_core.runnables.configurable import RunnableConfigurableFields
 from pydantic import SecretStr
 
 from memagent_integrations.backends import Backend, load_backend
+from memagent_integrations.backends.base import digest
 from memagent_integrations.backends.failures import translated
 from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import UsageError
@@ -73,7 +73,7 @@ class ChatModelBackend(Backend):
     def identity(self) -> dict[str, Any]:
         """A digest of the model's settings as LangChain serialises them; where that shows addresses in memory, without these."""
         told = re.sub(r"0x[0-9a-f]+", "", dumps(self.model))
-        return {"settings": hashlib.sha256(told.encode()).hexdigest()[:16]}
+        return {"settings": digest(told)}
 
     @property
     def window(self) -> int | None:  # type: ignore[override]

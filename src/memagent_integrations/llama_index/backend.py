@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing, closing, contextmanager
 from functools import cached_property
@@ -17,7 +16,7 @@ from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.settings import Settings
 from pydantic import ValidationError
 
-from memagent_integrations.backends.base import Backend
+from memagent_integrations.backends.base import Backend, digest
 from memagent_integrations.backends.failures import translated
 from memagent_integrations.backends.replies import Received, finish_reason
 from memagent_integrations.errors import UsageError
@@ -78,7 +77,7 @@ class LLMBackend(Backend):
     @property
     def identity(self) -> dict[str, Any]:
         """A digest of the LLM's settings as LlamaIndex serialises them."""
-        return {"settings": hashlib.sha256(self.llm.to_json(sort_keys=True).encode()).hexdigest()[:16]}
+        return {"settings": digest(self.llm.to_json(sort_keys=True))}
 
     @property
     def window(self) -> int | None:  # type: ignore[override]

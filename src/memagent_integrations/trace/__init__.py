@@ -18,7 +18,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from memagent_integrations.errors import UsageError
+from memagent_integrations.errors import UsageError, why
 from memagent_integrations.records import Reading, Step
 
 
@@ -38,7 +38,7 @@ def save(reading: Reading, path: str | Path) -> None:
     try:
         Path(path).write_text(page(reading), encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(f"cannot write {str(path)!r}: {why(error)}") from error
 
 
 def _data(reading: Reading) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
@@ -37,7 +38,8 @@ class Request:
 class Response:
     """What to answer. A body that is no bytes and no iterator is sent as JSON; an iterator is sent piece by piece, without a length.
 
-    `broken_after`: so many bytes of the body are sent, then the connection breaks off. `reset`: it breaks off before anything is sent.
+    `broken_after`: so many bytes of the body (all that an iterator gives, but not its end) are sent, then the connection breaks off. `reset`:
+    it breaks off before anything is sent. `old`: it is HTTP/1.0.
     """
 
     status: int = 200
@@ -45,6 +47,7 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
     broken_after: int | None = None
     reset: bool = False
+    old: bool = False
 
 
 Respond = Callable[[Request], Response]
@@ -72,6 +75,9 @@ class Loopback:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+        for connection in list(self._server.connections):  # a server that is gone keeps none alive
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Server(ThreadingHTTPServer):
@@ -80,12 +86,25 @@ class _Server(ThreadingHTTPServer):
     respond: Respond
     requests: list[Request]
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.connections: set[socket.socket] = set()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing: clients that go away are part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.server.connections.discard(self.connection)
+        super().finish()
 
     def _handle(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -105,16 +124,23 @@ class _Handler(BaseHTTPRequestHandler):
         body, headers = response.body, dict(response.headers)
         if not isinstance(body, (bytes, Iterator)):
             body, headers = json.dumps(body).encode(), {"Content-Type": "application/json"} | headers
+        chunked = not isinstance(body, bytes) and not response.old
         if isinstance(body, bytes):
             headers = {"Content-Length": str(len(body))} | headers
             body = iter([body[: response.broken_after]])
+        elif chunked:
+            headers = {"Transfer-Encoding": "chunked"} | headers
+        self.protocol_version = "HTTP/1.0" if response.old else "HTTP/1.1"
+        self.close_connection |= response.old or response.broken_after is not None
         self.send_response(response.status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         for piece in body:
-            self.wfile.write(piece)
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
             self.wfile.flush()
+        if chunked and response.broken_after is None:
+            self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the requests are recorded."""

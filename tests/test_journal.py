@@ -378,7 +378,7 @@ def test_a_journal_that_is_removed_while_it_is_read(file: Path) -> None:
 def test_a_damaged_record_is_a_journal_error(file: Path, damage: str) -> None:
     with Journal(file) as journal:
         reader(journal).read(QUESTION, DOCUMENT, run="mine")
-        journal._database.execute(damage)
+        journal._store._database.execute(damage)
         failed = 0
         for attempt in (
             journal.runs,
@@ -412,7 +412,7 @@ def test_arguments_of_a_wrong_kind(file: Path) -> None:
             reader(journal)
     with Journal(file) as records:
         reader(records).read(QUESTION, DOCUMENT, run="mine")
-        for step, memory in [(10**30, "x"), (-1, "x"), ("1", "x"), (1, None)]:
+        for step, memory in [(10**30, "x"), (-1, "x"), ("1", "x"), (1, 5)]:
             with pytest.raises(UsageError):
                 records.edit("mine", step, memory=memory)  # type: ignore[arg-type]
 
@@ -481,7 +481,7 @@ def test_files_that_are_no_journal(tmp_path: Path) -> None:
             Journal(path)
     assert foreign.read_bytes() == before
     with Journal(tmp_path / "new.db") as journal:
-        journal._database.execute("PRAGMA user_version = 99")
+        journal._store._database.execute("PRAGMA user_version = 99")
     with pytest.raises(JournalError, match="update the package"):
         Journal(tmp_path / "new.db")
 
@@ -498,15 +498,15 @@ def test_a_truncated_journal_is_an_error_and_not_a_shorter_one(file: Path) -> No
 
 def test_a_full_disk_loses_no_step(file: Path) -> None:
     with Journal(file) as journal:
-        pages = journal._database.execute("PRAGMA page_count").fetchone()[0]
-        journal._database.execute(f"PRAGMA max_page_count = {pages + 3}")
+        pages = journal._store._database.execute("PRAGMA page_count").fetchone()[0]
+        journal._store._database.execute(f"PRAGMA max_page_count = {pages + 3}")
         subject = reader(journal, lambda prompt: notes(prompt) + " " + "word " * 40)
         with pytest.raises(JournalError, match="full") as caught:
             subject.read(QUESTION, DOCUMENT * 10)
         assert caught.value.reading is not None
         kept = len(journal.reading(journal.runs()[0].name).steps)
         assert 0 < kept == len(subject.backend.prompts) - 1  # type: ignore[attr-defined]
-        journal._database.execute("PRAGMA max_page_count = 100000")
+        journal._store._database.execute("PRAGMA max_page_count = 100000")
         assert reader(journal, lambda prompt: notes(prompt) + " " + "word " * 40).read(QUESTION, DOCUMENT * 10).answer
 
 

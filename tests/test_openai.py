@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -219,11 +222,24 @@ def test_a_server_that_hangs() -> None:
     assert caught.value.retryable
 
 
-def test_failed_calls_are_repeated_after_what_the_server_says() -> None:
-    server, backend = endpoint([Response(status=429, body={"error": {}}, headers={"Retry-After": "0.01"}), problem(500), "fine"], max_retries=2)
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [("7", 7), ("0.5", 0.5), ("-3", 0), (format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), 3600), ("soon", None), (None, None)],
+)
+def test_a_server_says_when_to_ask_again(told: str | None, seconds: float | None) -> None:
+    server, backend = endpoint([Response(status=429, body={"error": {}}, headers={"Retry-After": told} if told else {})])
+    with server, pytest.raises(BackendError) as caught:
+        backend.complete(ask("hello"))
+    assert caught.value.retryable
+    assert caught.value.retry_after == (None if seconds is None else pytest.approx(seconds, abs=60))
+    assert len(server.requests) == 1, "it is the reader that repeats calls"
+
+
+def test_counting_is_repeated() -> None:
+    good, calls = chat(["fine"]), itertools.count()
+    server, backend = endpoint(lambda request: good(request) if next(calls) else problem(503), max_retries=1)
     with server:
-        assert backend.complete(ask("hello")).text == "fine"
-    assert len(server.requests) == 3
+        assert backend.count("two words") == 2
 
 
 def test_thinking_usage_and_refusals() -> None:

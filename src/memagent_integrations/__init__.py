@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from memagent_integrations.backends import Backend, ScriptedBackend, load_backend
+    from memagent_integrations.calls import Limits
     from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, UsageError
     from memagent_integrations.journal import Journal
     from memagent_integrations.langchain import MemAgentReader
@@ -26,6 +27,7 @@ __all__ = [
     "Budgets",
     "ContextOverflow",
     "Journal",
+    "Limits",
     "MemAgentError",
     "MemAgentQueryEngine",
     "MemAgentReader",
@@ -42,6 +44,7 @@ __all__ = [
 
 _HOMES = {
     "backends": ("Backend", "ScriptedBackend", "load_backend"),
+    "calls": ("Limits",),
     "errors": ("BackendError", "ContextOverflow", "MemAgentError", "MissingExtra", "UsageError"),
     "journal": ("Journal",),
     "langchain": ("MemAgentReader",),

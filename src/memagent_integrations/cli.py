@@ -1,8 +1,8 @@
 """The command line: `memagent read`, `memagent runs`, `memagent trace` and `memagent models`.
 
 The answer goes to standard output, everything else to standard error. Exit codes: 0 done, 2 something in the call or the input has to be
-changed, 3 the model or its server failed, 4 the prompt does not fit the window, 130 interrupted, 141 the reader of the output went away,
-143 terminated.
+changed, 3 the model or its server failed, 4 the prompt does not fit the window, 5 the run was paused, 130 interrupted, 141 the reader of the
+output went away, 143 terminated.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import dataclasses
 import io
 import json
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from rich.console import Console
@@ -27,13 +24,16 @@ from typer.core import TyperGroup
 
 from memagent_integrations import __version__, models
 from memagent_integrations import trace as traces
+from memagent_integrations.calls import Limits
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, UsageError, why
+from memagent_integrations.journal import RunPaused
 from memagent_integrations.progress import PullProgress, ReadingProgress
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout, Plan, Reading, Step
-from memagent_integrations.runs import JournalFile, RunName, is_part_of, opened, runs_app
-from memagent_integrations.settings import given
+from memagent_integrations.runs import JournalFile, RunName, begun_with, is_part_of, opened, runs_app
+from memagent_integrations.streams import Terminated, abandon, standard_error, stoppable
+from memagent_integrations.watch import WatchedReading
 
 _CommandLineError = cast(type[Exception], typer.BadParameter.__base__)  # click's UsageError, wherever typer keeps its copy of click
 _STDIN = "-"
@@ -44,7 +44,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
-        with _stoppable(), _standard_error():
+        with stoppable(), standard_error():
             try:
                 return super().invoke(ctx)
             except MemAgentError as error:
@@ -54,41 +54,12 @@ class Commands(TyperGroup):
             except KeyboardInterrupt:
                 _fail("interrupted", 130)
             except OSError as error:
-                _abandon(sys.stdout)
+                abandon(sys.stdout)
                 if isinstance(error, BrokenPipeError):
                     raise typer.Exit(141) from None
                 _fail(str(error), 2)
             except _CommandLineError as error:
                 _fail(f"{error.format_message()} (memagent --help)", 2)  # type: ignore[attr-defined]
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM. Whatever cleans up after Ctrl-C cleans up after it as well."""
-
-
-class Expendable:
-    """A stream that takes all that is written. When the stream behind it fails, the rest goes nowhere."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write, or do not."""
-        try:
-            return self._stream.write(text)
-        except OSError:
-            _abandon(self._stream)
-            return len(text)
-
-    def flush(self) -> None:
-        """Flush, or do not."""
-        try:
-            self._stream.flush()
-        except OSError:
-            _abandon(self._stream)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 app = typer.Typer(name="memagent", cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -97,6 +68,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")
 
 _Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Text files, read in this order; - is standard input.", show_default=False)]
+_MoreFiles = Annotated[list[str] | None, typer.Argument(metavar="[FILE...]", help="Text files; - is standard input.", show_default=False)]
 _Question = Annotated[str, typer.Option("--question", "-q", help="What to answer.", show_default=False)]
 _Model = Annotated[str, typer.Option(help="smollm2, openai:NAME, llamacpp:FILE.gguf, transformers:NAME, vllm:NAME or policy:DIR.")]
 _Chunk = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the document in one prompt [5000].", show_default=False)]
@@ -114,6 +86,9 @@ _Stream = Annotated[bool, typer.Option("--stream", help="Write the answer as the
 _Json = Annotated[bool, typer.Option("--json", help="Write the whole reading as JSON in place of the answer.")]
 _Trace = Annotated[Path | None, typer.Option(metavar="OUT.json", help="Save the reading; what there is of it if it fails.", show_default=False)]
 _Plan = Annotated[bool, typer.Option("--plan", help="Only tell what the reading would take.")]
+_Watch = Annotated[bool, typer.Option("--watch", help="Show the memory as it changes.")]
+_CallTimeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up a call that takes longer; it is repeated.", show_default=False)]
+_RunTimeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up the reading when it takes longer.", show_default=False)]
 _Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 _Version = Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)]
 _Journal = Annotated[
@@ -164,18 +139,22 @@ def read(
     trace: _Trace = None,
     journal: _Journal = None,
     run: _Run = None,
+    call_timeout: _CallTimeout = None,
+    run_timeout: _RunTimeout = None,
     plan: _Plan = False,
+    watch: _Watch = False,
     quiet: _Quiet = False,
 ) -> None:
     """Read FILE... for a question and write the answer to standard output."""
-    output = Output(stream=stream, as_json=as_json, trace=trace, quiet=quiet)
+    output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
     _check(files, output, plan=plan, journal=journal)
     if run is not None and not journal:
         raise UsageError("--run names a reading in a journal; give --journal too")
     # each budget has an option of its name, and so has each setting that is passed on to the backend
     budgets = _given(ctx, *(field.name for field in dataclasses.fields(Budgets)))
     options = _given(ctx, "window", "base_url", "tokenizer", "temperature")
-    settings = {"prompts": PromptSet.from_reference(prompts) if prompts else None, "layout": layout, **budgets}
+    limits = Limits(call_timeout=call_timeout, run_timeout=run_timeout)
+    settings = {"prompts": PromptSet.from_reference(prompts) if prompts else None, "layout": layout, "limits": limits, **budgets}
     if plan:
         with Reader(_fetched(model, quiet=quiet), backend_options=options, **settings) as reader:
             _tell(reader.plan(question, _document(files)), as_json=as_json)
@@ -188,7 +167,7 @@ def resume(
     ctx: typer.Context,
     journal: JournalFile,
     run: RunName,
-    files: _Files,
+    files: _MoreFiles = None,
     window: _Window = None,
     base_url: _BaseUrl = None,
     tokenizer: _Tokenizer = None,
@@ -196,16 +175,22 @@ def resume(
     stream: _Stream = False,
     as_json: _Json = False,
     trace: _Trace = None,
+    call_timeout: _CallTimeout = None,
+    run_timeout: _RunTimeout = None,
+    watch: _Watch = False,
     quiet: _Quiet = False,
 ) -> None:
-    """Read FILE... on, as the run NAME began; question, model, prompts and budgets are those of the run."""
-    output = Output(stream=stream, as_json=as_json, trace=trace, quiet=quiet)
-    _check(files, output, plan=False, journal=journal)
+    """Read FILE... on (those that the run began with, if none are given); question, model, prompts and budgets are those of the run."""
+    output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
     with opened(journal) as records:
+        files = files or list(records.run(run).files)
+        if not files:
+            raise UsageError(f"the run {run} read no files, or was not told which; name what it is to read on: memagent runs resume {run} FILE...")
+        _check(files, output, plan=False, journal=journal)
         begun = records.settings(run)
-        recorded = {name: begun["backend"].get(name) for name in ("base_url", "temperature", "adapter", "tokenizer")}
-        options = given(**recorded) | _given(ctx, "window", "base_url", "tokenizer", "temperature")
-        settings = {"prompts": records.prompts(run), "journal": records, **begun["budgets"]}
+        options = begun_with(begun) | _given(ctx, "window", "base_url", "tokenizer", "temperature")
+        limits = Limits(call_timeout=call_timeout, run_timeout=run_timeout)
+        settings = {"prompts": records.prompts(run), "journal": records, "limits": limits, **begun["budgets"]}
         _answer(begun["model"], options, settings, begun["question"], files, run, output)
 
 
@@ -216,15 +201,15 @@ class Output:
     stream: bool
     as_json: bool
     trace: Path | None
+    watch: bool
     quiet: bool
 
 
 def _answer(model: str, options: dict[str, Any], settings: dict[str, Any], question: str, files: list[str], run: str | None, output: Output) -> None:
     """Read, and write the answer."""
-    with (
-        ReadingProgress(Console(stderr=True), f"loading {model}", quiet=output.quiet) as progress,
-        Reader(_fetched(model, quiet=output.quiet), backend_options=options, **settings) as reader,
-    ):
+    console, beginning, fetched = Console(stderr=True), f"loading {model}", _fetched(model, quiet=output.quiet)
+    shown = WatchedReading(console, beginning, quiet=output.quiet, question=question) if output.watch else None
+    with shown or ReadingProgress(console, beginning, quiet=output.quiet) as progress, Reader(fetched, backend_options=options, **settings) as reader:
         reading = _read(reader, question, files, progress, output, run)
         progress.done(reading)
     try:
@@ -371,50 +356,9 @@ def _given(ctx: typer.Context, *names: str) -> dict[str, Any]:
 
 
 def _exit_code(error: MemAgentError) -> int:
-    return 4 if isinstance(error, ContextOverflow) else 3 if isinstance(error, BackendError) else 2
+    return next((code for kind, code in ((ContextOverflow, 4), (BackendError, 3), (RunPaused, 5)) if isinstance(error, kind)), 2)
 
 
 def _fail(message: str, code: int) -> NoReturn:
     typer.echo(f"memagent: {' '.join(message.split())}", err=True)
     raise typer.Exit(code)
-
-
-def _abandon(stream: TextIO) -> None:
-    """Let what is still to be written go nowhere, Python's last flush included: what it would be written to is gone or full."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM raises an exception, as Ctrl-C does."""
-
-    def stop(number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice; the second must not cut off the saving
-        raise Terminated("terminated")
-
-    ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # else whoever started this process wants something else
-    if not ours or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextmanager
-def _standard_error() -> Iterator[None]:
-    """Nothing that is told on the way, and cannot be, costs the answer."""
-    before = sys.stderr
-    if before is None:  # the next file to be opened would get its number, and what C code tells
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        sys.stderr = os.fdopen(2, "w", closefd=False)
-    elif isinstance(before, io.TextIOWrapper):
-        before.reconfigure(errors="replace")
-    sys.stderr = cast(TextIO, Expendable(sys.stderr))
-    try:
-        yield
-    finally:
-        sys.stderr = before

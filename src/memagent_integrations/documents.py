@@ -89,6 +89,12 @@ async def _now(items: Iterator[Item]) -> AsyncGenerator[Item]:
         yield item
 
 
+def files(document: Any) -> list[str]:
+    """The files that a document consists of, with their whole paths; none if there is anything else in it."""
+    parts = list(document) if isinstance(document, list | tuple) else [document]
+    return [str(part.absolute()) for part in parts] if all(isinstance(part, Path) for part in parts) else []
+
+
 def is_async(document: Any) -> bool:
     """Whether only `apieces` can read the document."""
     return isinstance(document, AsyncIterable)

@@ -39,11 +39,19 @@ class MissingExtra(MemAgentError, ImportError):
 
 
 class BackendError(MemAgentError):
-    """The model or its server failed. `retryable` tells whether the same call may succeed later."""
+    """The model or its server failed. `retryable` tells whether the same call may succeed later.
 
-    def __init__(self, message: str, *, retryable: bool = False) -> None:
+    `retry_after`: after how many seconds at the earliest, where the server said so.
+    """
+
+    retryable: bool
+    retry_after: float | None = None
+
+    def __init__(self, message: str, *, retryable: bool = False, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retryable = retryable
+        if retry_after is not None:
+            self.retry_after = retry_after
 
 
 class JournalError(MemAgentError):

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from memagent_integrations.records import Plan, Reading, Step
+from memagent_integrations.records import NO_USAGE, Plan, Reading, Step
 
 _EMPTY = Plan(chunks=0, calls=0, document_tokens=0, prompt_tokens=0, completion_tokens=0)
 
@@ -36,7 +36,7 @@ class ReadingProgress:
         self._console, self.quiet = console, quiet
         columns = (  # where the terminal is narrow, the bar gives way
             SpinnerColumn(),
-            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None, table_column=Column(max_width=20)),
             _Rate(table_column=Column(no_wrap=True)),
         )
@@ -44,12 +44,12 @@ class ReadingProgress:
         self._task = self._bar.add_task(beginning, total=None, rate=None, due=None)
         self._plan = _EMPTY
         self._began = time.monotonic()
-        self._tokens, self._seconds = 0, 0.0
+        self._tokens, self._seconds, self._read, self._recorded = 0, 0.0, 0, 0
 
     @property
     def on_terminal(self) -> bool:
         """Whether a bar is shown."""
-        return self._console.is_terminal and not self.quiet
+        return self._console.is_terminal and not self._console.is_dumb_terminal and not self.quiet
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -70,10 +70,14 @@ class ReadingProgress:
 
     def step(self, step: Step) -> None:
         """A step is done."""
-        self._tokens += step.span.tokens if step.span else 0
-        self._seconds += step.reply.seconds  # of what a journal holds too, which takes no time now
-        seconds = self._seconds or time.monotonic() - self._began
-        rate = self._tokens / max(seconds, 1e-6)
+        size, recorded = step.span.tokens if step.span else 0, step.reply.recorded
+        self._tokens += size
+        if recorded:
+            self._recorded += 1
+        else:
+            self._read += size
+            self._seconds += step.reply.seconds
+        rate = self._read / max(self._seconds or time.monotonic() - self._began, 1e-6)
         rest = self._plan.document_tokens - self._tokens
         left = rest / rate if rest > 0 and rate else None
         due = None if left is None else time.monotonic() + left
@@ -82,24 +86,26 @@ class ReadingProgress:
             coming = "answer" if behind == self._plan.chunks else self._label(behind)
             self._bar.update(self._task, description=coming, completed=self._tokens, rate=rate, due=due, refresh=True)
             ending = f", about {_clock(left)} left" if left else ""
-            self._line(f"{self._label(step.index)}: {step.span.tokens:,} tokens, {rate:,.0f} tokens/s{ending}")
+            told = "recorded" if recorded else f"{rate:,.0f} tokens/s{ending}"
+            self._line(f"{self._label(step.index)}: {size:,} tokens, {told}")
 
     def done(self, reading: Reading) -> None:
         """The reading is complete."""
         self.stop()
-        seconds, usage = time.monotonic() - self._began, reading.usage
+        seconds, calls = time.monotonic() - self._began, [step for step in reading.steps if not step.reply.recorded]
+        usage = sum((step.reply.usage for step in calls), NO_USAGE)
         counts = (("prompt", usage.prompt_tokens), ("completion", usage.completion_tokens), ("cached", usage.cached_tokens))
         told = ", ".join(f"{name} {count:,}" for name, count in counts if count is not None)
-        self._line(
-            f"read {self._tokens:,} tokens in {len(reading.steps)} calls and {_clock(seconds)}" + (f" (tokens: {told})" if told else ""), always=True
-        )
+        recorded = f", {self._recorded} steps were recorded" if self._recorded else ""
+        spent = f" (tokens: {told})" if told else ""
+        self._line(f"read {self._read:,} tokens in {len(calls)} calls and {_clock(seconds)}{spent}{recorded}", always=True)
 
     def _label(self, number: int) -> str:
         planned = number < self._plan.chunks  # a file may have grown since the plan
         return f"chunk {number + 1} of {self._plan.chunks}" if planned else f"chunk {number + 1}"
 
     def _line(self, text: str, *, always: bool = False) -> None:
-        if not self.quiet and (always or not self._console.is_terminal):
+        if not self.quiet and (always or not self.on_terminal):
             self._console.out(text, highlight=False)
 
 

@@ -5,31 +5,29 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import aclosing, closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from memagent_integrations import policies
 from memagent_integrations.backends import Backend, load_backend
+from memagent_integrations.calls import Calls, Limits, limited
 from memagent_integrations.chunking import Chunker, SharedChunks, achunks, chunks
-from memagent_integrations.documents import apieces, is_async, is_one_shot, pieces
-from memagent_integrations.errors import ContextOverflow, UsageError
+from memagent_integrations.documents import apieces, files, is_async, is_one_shot, pieces
+from memagent_integrations.errors import ContextOverflow, MemAgentError, UsageError
+from memagent_integrations.jobs import Distinct, Job, ManyProgress, Progress, numbered, one_at_a_time
 from memagent_integrations.journal import Journal, settings_of
 from memagent_integrations.loop import AsyncCall, AsyncChunks, Event, Turns, adrive, drive, drive_batch, reading_loop
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets, Chunk, Layout, Phase, Plan, Prompt, Reading, Reply, Step
 from memagent_integrations.settings import check_int, given
+from memagent_integrations.telemetry import traced
 
 DEFAULT_WINDOW = 8192
 _NO_ROOM = "lower memory_tokens or output_tokens, or use a model with a larger window"
-Progress = Callable[[Step], None]
-ManyProgress = Callable[[int, Step], None]
-Job = tuple[str, Any]
-"""A question and the document to read for it."""
 
 
 class Reader:
@@ -47,6 +45,7 @@ class Reader:
         window: the model's context window; default: what the backend says, else 8,192.
         journal: a `Journal`, or the file of one, in which every step is recorded. What is there already is not read again: a reading that was
             interrupted goes on, one that is complete costs nothing.
+        limits: what is borne of a model that is slow or fails: timeouts, repetitions, when to stop asking. See `Limits`.
         backend_options: more arguments of the backend that `model` names (`base_url`, `temperature`, ...).
 
     Raises:
@@ -68,6 +67,7 @@ class Reader:
         overlap_tokens: int | None = None,
         window: int | None = None,
         journal: Journal | str | Path | None = None,
+        limits: Limits | None = None,
         backend_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(model, (str, Backend)):
@@ -97,6 +97,7 @@ class Reader:
         self._window = window
         self.journal = journal if isinstance(journal, Journal | None) else Journal(journal)
         self._own_journal = self.journal if self.journal is not journal else None
+        self.calls = Calls(limits or Limits())
 
     def read(self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None) -> Reading:
         """Read a document (see `documents.pieces` for what may be one) and answer the question.
@@ -111,7 +112,7 @@ class Reader:
             JournalMismatch: the document or the settings are not those of the run.
             JournalError: the journal cannot be used, or the run is being read elsewhere.
         """
-        return _raise_for_error(self._read(self._turns(question, self._checked(question, self._chunks(document)), run), progress))
+        return _raise_for_error(self._read(self._turns(question, self._checked(question, self._chunks(document)), document, run), progress))
 
     def stream(self, question: str, document: Any, *, whole: bool = False, run: str | None = None) -> Iterator[Event]:
         """`read`, with what happens on the way: a `Step` after each call, the answer in pieces of text, the `Reading` last.
@@ -120,7 +121,8 @@ class Reader:
         told when the next chunk is there.
         """
         call = self._complete if whole else self._streamed
-        with closing(drive(self._turns(question, self._checked(question, self._chunks(document)), run), call, self.prompts)) as events:
+        turns = self._turns(question, self._checked(question, self._chunks(document)), document, run)
+        with closing(drive(turns, call, self.prompts)) as events:
             for event in events:
                 yield _raise_for_error(event) if isinstance(event, Reading) else event
 
@@ -171,7 +173,7 @@ class Reader:
             question, document = listed[number]
             async with places:
                 source = None if is_async(document) else sources[number]
-                return await self._aread(question, document, _numbered(number, progress), source)
+                return await self._aread(question, document, numbered(number, progress), source)
 
         tasks = [asyncio.create_task(one(number)) for number in range(len(listed))]
         try:
@@ -236,14 +238,14 @@ class Reader:
     def __repr__(self) -> str:
         return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
 
-    def _turns(self, question: str, source: Iterable[Chunk], run: str | None = None) -> Turns:
+    def _turns(self, question: str, source: Iterable[Chunk], document: Any, run: str | None = None) -> Turns:
         turns = reading_loop(question, source, prompts=self.prompts, budgets=self.budgets, count=self.count, model=self.backend.name)
         if self.journal:
             settings = settings_of(question, self.backend.name, self.backend.identity, self.budgets, self.prompts)
-            return self.journal.recorded(turns, settings, run)
-        if run is not None:
+            turns = self.journal.recorded(turns, settings, run, files(document))
+        elif run is not None:
             raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
-        return turns
+        return traced(limited(turns, self.calls.limits.run_timeout), model=self.backend.name, budgets=self.budgets)
 
     def _checked(self, question: str, source: Iterable[Chunk]) -> Iterator[Chunk]:
         """The chunks that are read: the loop meets a bad question as it meets a bad document; one of nothing but space costs no call."""
@@ -270,23 +272,23 @@ class Reader:
 
     def _read_many(self, jobs: Sequence[Job], progress: ManyProgress | None, cancelled: threading.Event) -> list[Reading]:
         """`read_many`, which makes no more calls once `cancelled` is set."""
-        progress = _one_at_a_time(progress)
+        progress = one_at_a_time(progress)
         sources = zip(jobs, self._sources(jobs), strict=True)
-        loops = [self._turns(question, self._checked(question, source)) for (question, _), source in sources]
+        loops = [self._turns(question, self._checked(question, source), document) for (question, document), source in sources]
         if self.backend.batch_size > 1:
             readings: dict[int, Reading] = {}
-            with closing(drive_batch(loops, self.backend.complete_batch, self.backend.batch_size)) as events:
+            with closing(drive_batch(loops, self._complete_batch, self.backend.batch_size)) as events:
                 for number, event in events:
                     if cancelled.is_set():
                         break
                     if isinstance(event, Reading):
                         readings[number] = event
                     else:
-                        _tell(event, _numbered(number, progress))
+                        _tell(event, numbered(number, progress))
             return [readings[number] for number in sorted(readings)]
         pool = ThreadPoolExecutor(self.backend.concurrency)
         try:
-            tasks = [pool.submit(self._read, loop, _numbered(number, progress), cancelled) for number, loop in enumerate(loops)]
+            tasks = [pool.submit(self._read, loop, numbered(number, progress), cancelled) for number, loop in enumerate(loops)]
             for task in as_completed(tasks):
                 task.result()
             return [task.result() for task in tasks]
@@ -308,20 +310,23 @@ class Reader:
         self, question: str, document: Any, call: AsyncCall, source: Iterable[Chunk] | None = None, run: str | None = None
     ) -> AsyncGenerator[Event]:
         waiting = AsyncChunks(self._achecked(question, achunks(apieces(document), self._chunker()))) if is_async(document) else None
-        turns = self._turns(question, waiting or self._checked(question, source or self._chunks(document)), run)
+        turns = self._turns(question, waiting or self._checked(question, source or self._chunks(document)), document, run)
         return adrive(turns, call, self.prompts, waiting)
 
     def _complete(self, prompt: Prompt) -> Iterator[str | Reply]:
-        yield self.backend.complete(prompt)
+        yield self.calls.complete(self.backend, prompt)
 
     async def _acomplete(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
-        yield await self.backend.acomplete(prompt)
+        yield await self.calls.acomplete(self.backend, prompt)
+
+    def _complete_batch(self, prompts: Sequence[Prompt]) -> Sequence[Reply | MemAgentError]:
+        return self.calls.complete_batch(self.backend, prompts)
 
     def _streamed(self, prompt: Prompt) -> Iterator[str | Reply]:
-        return self.backend.stream(prompt) if prompt.phase == "answer" else self._complete(prompt)
+        return self.calls.stream(self.backend, prompt) if prompt.phase == "answer" else self._complete(prompt)
 
     def _astreamed(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
-        return self.backend.astream(prompt) if prompt.phase == "answer" else self._acomplete(prompt)
+        return self.calls.astream(self.backend, prompt) if prompt.phase == "answer" else self._acomplete(prompt)
 
     def _chunker(self) -> Chunker:
         return Chunker(self.count, self.budgets.chunk_tokens, self.budgets.overlap_tokens)
@@ -369,34 +374,6 @@ class Reader:
                 )
 
 
-class Distinct:
-    """The jobs of `read_many` to be read: with a journal equal ones are one run, which is read once."""
-
-    def __init__(self, jobs: Iterable[Job], journal: Journal | None) -> None:
-        first: dict[Any, int] = {}
-        self.jobs: list[Job] = []
-        self._numbers: list[int] = []  # which job each of the distinct ones was
-        self._places: list[int] = []  # which of the distinct ones each job is
-        try:
-            for number, (question, document) in enumerate(jobs):
-                key = (question, document if isinstance(document, str) else id(document)) if journal and isinstance(question, str) else number
-                if key not in first:
-                    first[key] = len(self.jobs)
-                    self.jobs.append((question, document))
-                    self._numbers.append(number)
-                self._places.append(first[key])
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"the jobs have to be (question, document) pairs ({error})") from error
-
-    def spread(self, readings: Sequence[Reading]) -> list[Reading]:
-        """A reading for each of the jobs."""
-        return [readings[place] for place in self._places]
-
-    def numbered(self, progress: ManyProgress | None) -> ManyProgress | None:
-        """The progress, told the numbers of the jobs."""
-        return (lambda place, step: progress(self._numbers[place], step)) if progress else None
-
-
 def _raise_for_error(reading: Reading) -> Reading:
     if reading.error:
         reading.error.reading = reading
@@ -407,19 +384,3 @@ def _raise_for_error(reading: Reading) -> Reading:
 def _tell(event: Event, progress: Progress | None) -> None:
     if progress and isinstance(event, Step):
         progress(event)
-
-
-def _numbered(number: int, progress: ManyProgress | None) -> Progress | None:
-    return partial(progress, number) if progress else None
-
-
-def _one_at_a_time(progress: ManyProgress | None) -> ManyProgress | None:
-    if not progress:
-        return None
-    lock = threading.Lock()
-
-    def call(number: int, step: Step) -> None:
-        with lock:
-            progress(number, step)
-
-    return call

@@ -133,7 +133,8 @@ NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
 class Reply:
     """What a model said to one prompt, after `seconds` by the clock. `reasoning` is thinking that the server returned apart from the text.
 
-    `edited` is what a person put in place of the memory that the reply gave, or None.
+    `edited` is what a person put in place of the memory that the reply gave, or None. `recorded`: no call was made for it in this reading, a
+    journal had it.
     """
 
     text: str
@@ -142,6 +143,7 @@ class Reply:
     finish_reason: str | None = None
     seconds: float = 0.0
     edited: str | None = None
+    recorded: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +171,8 @@ class Step:
 class Prompt:
     """One call to make: the messages, the output limit, and `after`, the step that the previous reply became.
 
-    `recorded` is the reply to give to the loop in place of a call, where a journal has it.
+    `recorded` is the reply to give to the loop in place of a call, where a journal has it. `deadline` is the time by `time.monotonic` at which
+    nobody waits for the reply any more, `context` the OpenTelemetry context that the call belongs to.
     """
 
     index: int
@@ -178,6 +181,8 @@ class Prompt:
     max_tokens: int
     after: Step | None = None
     recorded: Reply | None = None
+    deadline: float | None = None
+    context: object | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

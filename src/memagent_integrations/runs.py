@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from unicodedata import category
 
 import typer
 from rich.console import Console
@@ -13,6 +15,7 @@ from rich.text import Text
 from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.records import Reading
+from memagent_integrations.settings import given
 
 JournalFile = Annotated[Path, typer.Option("--journal", metavar="FILE", help="The journal.", show_default=False)]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, as `memagent runs list` shows it.", show_default=False)]
@@ -25,7 +28,7 @@ _Output = Annotated[
 
 _COLUMNS = ("run", "steps", "state", "model", "begun", "branch of", "question")
 
-runs_app = typer.Typer(help="Recorded readings: list, show, resume, edit, export, delete.", rich_markup_mode=None)
+runs_app = typer.Typer(help="Recorded readings: list, show, pause, resume, edit, export, delete.", rich_markup_mode=None)
 
 
 def opened(journal: Path, *, readonly: bool = False) -> Journal:
@@ -41,9 +44,14 @@ def is_part_of(file: Path, journal: Path) -> bool:
     return any(part.exists() and file.exists() and file.samefile(part) for part in parts)
 
 
+def begun_with(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the backend that a run was begun with, as far as a journal tells them."""
+    return given(**{name: settings["backend"].get(name) for name in ("base_url", "temperature", "adapter", "tokenizer")})
+
+
 def shown(text: str) -> str:
     """The text without what a terminal would take for an order."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+    return "".join(char if char.isprintable() or char in "\n\t" or category(char) == "Zs" else "\ufffd" for char in text)
 
 
 @runs_app.command("list", short_help="List the runs.")
@@ -52,8 +60,9 @@ def list_runs(journal: JournalFile) -> None:
     rows = []
     with opened(journal, readonly=True) as records:
         for run in records.runs():
-            state, branch = "finished" if run.finished else "unfinished", f"{run.parent} after {run.parent_step}" if run.parent else ""
-            rows.append((run.name, str(run.steps), state, run.model, f"{run.created:%Y-%m-%d %H:%M}", branch, shown(" ".join(run.question.split()))))
+            branch = f"{run.parent} after {run.parent_step}" if run.parent else ""
+            question = shown(" ".join(run.question.split()))
+            rows.append((run.name, str(run.steps), run.state, run.model, f"{run.created:%Y-%m-%d %H:%M}", branch, question))
     console = Console(highlight=False)
     if not console.is_terminal:
         for row in (_COLUMNS, *rows):
@@ -97,6 +106,13 @@ def edit_run(journal: JournalFile, run: RunName, step: _Step, memory: _Memory, b
     text = typer.get_text_stream("stdin").read() if memory == "-" else memory
     with opened(journal) as records:
         typer.echo(records.edit(run, step, memory=text, name=branch))
+
+
+@runs_app.command("pause", short_help="Have a reading end after its present step.")
+def pause_run(journal: JournalFile, run: RunName) -> None:
+    """Have whoever reads a run, in whatever process, end after the step that is being made; `memagent runs resume` goes on."""
+    with opened(journal) as records:
+        records.pause(run)
 
 
 @runs_app.command("delete", short_help="Remove a run.")

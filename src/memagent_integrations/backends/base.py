@@ -31,6 +31,8 @@ class Backend(ABC):
     """Prompts that `complete_batch` computes together. 1: calls are independent of one another, `concurrency` of them at a time."""
     concurrency: int = 1
     """Calls that `Reader.read_many` makes at a time."""
+    max_retries: int = 0
+    """How often the reader repeats a call that failed and may succeed later; 0 where the model's own client does that."""
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
@@ -55,7 +57,7 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
     if status in (None, 400, 413, 422) and OVERFLOW.search(f"{kinds} {getattr(error, 'code', '')} {getattr(error, 'type', '')} {said}"):
         return ContextOverflow(f"the prompt does not fit into the window of {name}: {said}; lower chunk_tokens or memory_tokens")
     if status:
-        return _from_status(status, name, said)
+        return _from_status(status, name, said, _retry_after(error))
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return BackendError(f"{name} sent what is not JSON: {said}", retryable=True)
     if isinstance(error, UnicodeEncodeError):
@@ -94,12 +96,24 @@ def _reason(error: Exception) -> str:
     return f"{said} ({cause})" if cause and str(cause) and len(said) < 40 else said
 
 
-def _from_status(status: int, name: str, said: str) -> BackendError:
+def _from_status(status: int, name: str, said: str, retry_after: float | None) -> BackendError:
     if status in (401, 403):
         return BackendError(f"the server of {name} refused the API key ({status}); check it: {said}")
     if status == 404:
         return BackendError(f"the server does not know {name} ({status}); check the model name and the address: {said}")
-    return BackendError(f"{name} failed with status {status}: {said}", retryable=status in (408, 409, 425, 429) or status >= 500)
+    retryable = status in (408, 409, 425, 429) or status >= 500
+    return BackendError(f"{name} failed with status {status}: {said}", retryable=retryable, retry_after=retry_after if retryable else None)
+
+
+def _retry_after(error: Exception) -> float | None:
+    """The seconds that the server wants to be left alone, by its header: a number or a date."""
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    told = str(headers.get("retry-after", "")) if isinstance(headers, Mapping) else ""
+    with suppress(ValueError):
+        return max(0.0, float(told))
+    with suppress(ValueError):
+        return max(0.0, parsedate_to_datetime(told).timestamp() - time.time())
+    return None
 
 
 def _status(error: Exception) -> int | None:

@@ -29,8 +29,8 @@ class OpenAIBackend(Backend):
 
     `api_key` and `base_url` default to OPENAI_API_KEY and OPENAI_BASE_URL, as in the SDK. Tokens are counted by the endpoint's own
     `/tokenize` where it has one, else by tiktoken for OpenAI's models; `tokenizer` overrides that with a counter or a name that
-    `load_counter` knows. What is left None is not sent, so the server's own default holds. Failed calls are repeated up to `max_retries`
-    times by the SDK, with backoff and after what Retry-After says. `concurrency` bounds the calls in flight of all threads, and those of each
+    `load_counter` knows. What is left None is not sent, so the server's own default holds. The reader repeats failed calls up to
+    `max_retries` times, with backoff and after what Retry-After says. `concurrency` bounds the calls in flight of all threads, and those of each
     event loop; streams, which last as long as whoever reads them takes, come on top.
 
     Raises:
@@ -66,10 +66,11 @@ class OpenAIBackend(Backend):
             raise UsageError(f"extra_body has to be a mapping of names to JSON values, not {extra_body!r}")
         self.name = f"openai:{model}"
         self.model = model
-        self.concurrency = concurrency
-        self._settings: dict[str, Any] = {"timeout": timeout, "max_retries": max_retries}
+        self.concurrency, self.max_retries = concurrency, max_retries
+        self._settings: dict[str, Any] = {"timeout": timeout, "max_retries": 0}
         self._settings |= _access(model, api_key, base_url or os.environ.get("OPENAI_BASE_URL") or None)
         self._client = openai.OpenAI(**self._settings, **self._http(openai.DefaultHttpxClient))
+        self._patient = self._client.with_options(max_retries=max_retries)  # the reader repeats no counting
         address = urlsplit(str(self._client.base_url))
         self._address = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
         self._secrets = [self._client.api_key, address.password or "", *map(str, self._settings["default_query"].values())]
@@ -82,7 +83,7 @@ class OpenAIBackend(Backend):
         self._counting_lock, self._lock = threading.Lock(), threading.Lock()
         self._closed, self._calls = False, 0
         self._slots = threading.BoundedSemaphore(concurrency)
-        self._async: dict[asyncio.AbstractEventLoop, tuple[openai.AsyncOpenAI, asyncio.Semaphore]] = {}
+        self._async: dict[asyncio.AbstractEventLoop, AsyncGenerator[tuple[openai.AsyncOpenAI, asyncio.Semaphore]]] = {}
 
     @property
     def window(self) -> int | None:  # type: ignore[override]
@@ -101,7 +102,7 @@ class OpenAIBackend(Backend):
         return self._counting()[0](text) if text else 0
 
     def complete(self, prompt: Prompt) -> Reply:
-        """The reply of the endpoint; failed calls have been repeated by then."""
+        """The reply of the endpoint."""
         received = _Answer()
         with self._slots, self._call():
             received.take(self._client.chat.completions.create(**self._request(prompt)))
@@ -144,9 +145,9 @@ class OpenAIBackend(Backend):
         """`close`, async; calls of other tasks in flight on this event loop are broken off."""
         idle = self._shut()
         with self._lock:
-            client, _ = self._async.pop(asyncio.get_running_loop(), (None, None))
-        if client:
-            await client.close()
+            connections = self._async.pop(asyncio.get_running_loop(), None)
+        if connections:
+            await connections.aclose()
         if idle:
             await asyncio.to_thread(self._free)
 
@@ -173,7 +174,7 @@ class OpenAIBackend(Backend):
         """`_call`, async; gives the client of this event loop, and what bounds its calls."""
         self._begin()
         try:
-            yield self._async_client()
+            yield await self._async_client()
         finally:
             if self._end():
                 await asyncio.shield(asyncio.to_thread(self._free))
@@ -199,17 +200,20 @@ class OpenAIBackend(Backend):
     def _errors(self) -> AbstractContextManager[None]:
         return translated(f"{self.model} at {self._address}", secrets=self._secrets)
 
-    def _async_client(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
+    async def _async_client(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         loop = asyncio.get_running_loop()  # a connection belongs to the event loop that opened it
         with self._lock:
             for ended in [each for each in self._async if each.is_closed()]:
                 del self._async[ended]
-            if loop not in self._async:
-                self._async[loop] = (
-                    openai.AsyncOpenAI(**self._settings, **self._http(openai.DefaultAsyncHttpxClient)),
-                    asyncio.Semaphore(self.concurrency),
-                )
-            return self._async[loop]
+            connections = self._async.setdefault(loop, self._connections())
+        return await connections.asend(None)
+
+    async def _connections(self) -> AsyncGenerator[tuple[openai.AsyncOpenAI, asyncio.Semaphore]]:
+        """The client of one event loop, and what bounds its calls. `asyncio.run` ends every async generator, and so closes the connections."""
+        slots = asyncio.Semaphore(self.concurrency)
+        async with openai.AsyncOpenAI(**self._settings, **self._http(openai.DefaultAsyncHttpxClient)) as client:
+            while True:
+                yield client, slots
 
     def _request(self, prompt: Prompt, *, stream: bool = False) -> dict[str, Any]:
         request: dict[str, Any] = {
@@ -248,7 +252,7 @@ class OpenAIBackend(Backend):
         text = neutralise(text)
         body = {"model": self.model, "prompt": text, "content": text, "add_special_tokens": False}
         with self._call():
-            answer = self._client.post(url, body=body, cast_to=object)
+            answer = self._patient.post(url, body=body, cast_to=object)
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or not isinstance(tokens, list):
             raise BackendError(f"{self._address} did not answer /tokenize with tokens")

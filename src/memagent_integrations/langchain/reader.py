@@ -25,6 +25,7 @@ from pydantic import ConfigDict, Field, PlainValidator, ValidationError, model_v
 from typing_extensions import TypedDict
 
 from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
+from memagent_integrations.calls import Limits
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.langchain.backend import ChatModelBackend
@@ -93,6 +94,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     prompts: PromptSet | None = None
     window: int | None = None
     journal: Annotated[Journal | str | None, PlainValidator(_journal_checked)] = None
+    limits: Limits | None = None
     trace_inputs: Literal["elided", "full"] = "elided"
     loaded: Once = Field(default_factory=Once, exclude=True, repr=False)  # a field, so that `configurable_fields` hands it on
 
@@ -121,8 +123,8 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """The prompts as a dict, which JSON can hold."""
-        return {"prompts": asdict(self.prompts)} if self.prompts else {}
+        """The prompts and limits as dicts, which JSON can hold."""
+        return {name: asdict(value) for name, value in (("prompts", self.prompts), ("limits", self.limits)) if value}
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -209,18 +211,21 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         if isinstance(model, str) and ":" in model and model.partition(":")[0] not in KINDS:
             model = _chat_model(model)
         if isinstance(model, Runnable):
-            return Reader(ChatModelBackend(model, tokenizer=self.tokenizer), journal=self.journal)
-        return Reader(model, journal=self.journal, backend_options=None if self.tokenizer is None else {"tokenizer": self.tokenizer})
+            return Reader(ChatModelBackend(model, tokenizer=self.tokenizer), journal=self.journal, limits=self.limits)
+        options = None if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        return Reader(model, journal=self.journal, limits=self.limits, backend_options=options)
 
     def _reader(self, config: RunnableConfig) -> Reader:
         """A reader with these settings, over the loaded model; its own prompts and budgets (a policy's) hold where none are set."""
-        own: Reader = self.loaded.get((self.model, self.tokenizer, self.journal), self._load)
+        own: Reader = self.loaded.get((self.model, self.tokenizer, self.journal, self.limits), self._load)
         backend = own.backend.under(config) if isinstance(own.backend, ChatModelBackend) else own.backend
         settings = self._settings
         settings |= {name: getattr(own.budgets, name) for name in _BUDGETS if settings[name] is None}
         trained = isinstance(self.model, str) and self.model.startswith("policy:")
         settings["prompts"] = self.prompts or (own.prompts if trained or not self.layout else None)
-        return Reader(backend, journal=own.journal, **settings)
+        reader = Reader(backend, journal=own.journal, **settings)
+        reader.calls = own.calls  # one server, one breaker
+        return reader
 
     def _events(self, question: str, context: Any, config: RunnableConfig, *, whole: bool) -> Iterator[str | Reading]:
         document = context.invoke(question, config) if isinstance(context, BaseRetriever) else context

@@ -24,6 +24,7 @@ from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index_instrumentation import get_dispatcher
 
 from memagent_integrations.backends import Backend
+from memagent_integrations.calls import Limits
 from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.llama_index.backend import LLMBackend
@@ -50,6 +51,7 @@ class ReaderSettings(TypedDict, total=False):
     overlap_tokens: int | None
     window: int | None
     journal: Journal | str | Path | None
+    limits: Limits | None
 
 
 class SynthesizerSettings(ReaderSettings, total=False):

@@ -1,0 +1,297 @@
+"""Calls within limits: what is repeated, what is given up, what is not asked at all."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+from tenacity import wait_none
+
+from memagent_integrations import BackendError, ContextOverflow, Limits, MemAgentError, Reader, Reading, ScriptedBackend, UsageError, calls
+from memagent_integrations.records import Prompt, Reply
+
+DOCUMENT = ("The harbour master noted the tide and the weather. " * 38).strip()
+SIZES: dict[str, Any] = {"chunk_tokens": 100, "memory_tokens": 60}
+QUESTION = "What was noted?"
+HOW = ("read", "aread", "stream", "astream", "read_many", "aread_many")
+DOWN = BackendError("the server is down", retryable=True)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_BACKOFF", wait_none())
+
+
+def read(reader: Reader, how: str) -> Reading:
+    if how in ("read", "read_many"):
+        return reader.read(QUESTION, DOCUMENT) if how == "read" else raised(reader.read_many([(QUESTION, DOCUMENT)])[0])
+    if how == "stream":
+        *_, last = reader.stream(QUESTION, DOCUMENT)
+        assert isinstance(last, Reading)
+        return last
+
+    async def one() -> Reading:
+        if how == "aread":
+            return await reader.aread(QUESTION, DOCUMENT)
+        if how == "aread_many":
+            return raised((await reader.aread_many([(QUESTION, DOCUMENT)]))[0])
+        *_, last = [event async for event in reader.astream(QUESTION, DOCUMENT)]
+        assert isinstance(last, Reading)
+        return last
+
+    return asyncio.run(one())
+
+
+def raised(reading: Reading) -> Reading:
+    if reading.error:
+        raise reading.error
+    return reading
+
+
+def scripted(script: Any, retries: int = 0, **options: Any) -> ScriptedBackend:
+    backend = ScriptedBackend(script, **options)
+    backend.max_retries = retries
+    return backend
+
+
+def failing(times: int, error: MemAgentError = DOWN, at: int = 1) -> Callable[[Prompt], str | MemAgentError]:
+    """A script that fails `times` times at the call number `at`."""
+    left = iter([error] * times)
+    return lambda prompt: next(left, "a note") if prompt.index == at else "a note"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_call_that_fails_is_repeated(how: str, at: int) -> None:
+    backend = scripted(failing(2, at=at), retries=2)
+    reading = read(Reader(backend, **SIZES), how)
+    assert [prompt.index for prompt in backend.prompts].count(at) == 3
+    assert (len(reading.steps), reading.answer) == (5, "a note")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(
+    ("error", "tries"), [(DOWN, 3), (BackendError("a wrong key"), 1), (ContextOverflow("too long"), 1), (UsageError("a wrong setting"), 1)]
+)
+def test_only_what_may_succeed_is_repeated_and_not_for_ever(how: str, error: MemAgentError, tries: int) -> None:
+    backend = scripted(failing(9, error), retries=2)
+    with pytest.raises(type(error), match=str(error)):
+        read(Reader(backend, **SIZES), how)
+    assert [prompt.index for prompt in backend.prompts].count(1) == tries
+
+
+def test_the_pause_is_what_the_server_asks_for() -> None:
+    backend = scripted(failing(1, BackendError("busy", retryable=True, retry_after=0.2)), retries=1)
+    started = time.monotonic()
+    Reader(backend, **SIZES).read(QUESTION, DOCUMENT)
+    assert time.monotonic() - started >= 0.2
+
+
+def test_a_server_that_wants_to_be_left_alone_for_long_is() -> None:
+    backend = scripted(failing(1, BackendError("come back tomorrow", retryable=True, retry_after=86400)), retries=5)
+    with pytest.raises(BackendError, match="tomorrow"):
+        Reader(backend, **SIZES).read(QUESTION, DOCUMENT)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", ["read_many", "aread_many"])
+def test_the_budget_of_repetitions_is_shared(how: str) -> None:
+    backend = scripted(lambda prompt: DOWN, retries=100)
+    reader = Reader(backend, limits=Limits(breaker_failures=1000, retry_share=0.5), **SIZES)
+    jobs = [(f"Question {number}?", DOCUMENT) for number in range(20)]
+    readings = reader.read_many(jobs) if how == "read_many" else asyncio.run(reader.aread_many(jobs))
+    assert all(isinstance(reading.error, BackendError) for reading in readings)
+    assert len(backend.prompts) <= 20 + 10 + 20 * 0.5
+
+
+@pytest.mark.parametrize("how", ["read_many", "aread_many"])
+def test_a_server_that_is_down_is_not_asked_by_every_document(how: str) -> None:
+    down = True
+    backend = scripted(lambda prompt: DOWN if down else "a note", concurrency=4)
+    reader = Reader(backend, limits=Limits(breaker_failures=5, breaker_seconds=0.2), **SIZES)
+    jobs = [(f"Question {number}?", DOCUMENT) for number in range(50)]
+    readings = reader.read_many(jobs) if how == "read_many" else asyncio.run(reader.aread_many(jobs))
+    assert 5 <= len(backend.prompts) < 5 + 4
+    messages = [str(reading.error) for reading in readings]
+    assert messages[0] == "the server is down"
+    assert sum("was not asked: its last 5 calls failed" in message for message in messages) > 40
+    assert all(isinstance(reading.error, BackendError) and reading.error.retryable for reading in readings)
+    down = False
+    assert threading.Event().wait(0.25) is False
+    assert reader.read(QUESTION, DOCUMENT).answer == "a note", "after a while it is tried again"
+
+
+def test_what_is_the_prompts_fault_opens_no_breaker() -> None:
+    backend = scripted(lambda prompt: ContextOverflow("too long") if prompt.index == 1 else "a note", concurrency=1)
+    reader = Reader(backend, limits=Limits(breaker_failures=2), **SIZES)
+    readings = reader.read_many([(f"Question {number}?", DOCUMENT) for number in range(10)])
+    assert {type(reading.error) for reading in readings} == {ContextOverflow}
+
+
+class Slow(ScriptedBackend):
+    """Takes its time at one call, or between two pieces of its answer; async as well."""
+
+    def __init__(self, at: int, *, pieces: bool = False, **options: Any) -> None:
+        super().__init__(lambda prompt: "a note", **options)
+        self.at, self.pieces, self.go, self.cancelled = at, pieces, threading.Event(), 0
+
+    def wait(self, prompt: Prompt, *, pieces: bool = False) -> None:
+        if prompt.index == self.at and pieces == self.pieces:
+            self.go.wait(5)
+
+    def complete(self, prompt: Prompt) -> Reply:
+        self.wait(prompt)
+        return super().complete(prompt)
+
+    def stream(self, prompt: Prompt) -> Generator[str | Reply]:
+        for piece in super().stream(prompt):
+            yield piece
+            self.wait(prompt, pieces=True)
+
+    async def await_(self, prompt: Prompt, *, pieces: bool = False) -> None:
+        if prompt.index == self.at and pieces == self.pieces and not self.go.is_set():
+            await asyncio.Event().wait()
+
+    async def acomplete(self, prompt: Prompt) -> Reply:
+        try:
+            await self.await_(prompt)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return super().complete(prompt)
+
+    async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
+        await self.acomplete(prompt)
+        for piece in super().stream(prompt):
+            yield piece
+            await self.await_(prompt, pieces=True)
+
+
+@pytest.fixture
+def slow() -> Iterator[Callable[..., Slow]]:
+    made: list[Slow] = []
+
+    def make(at: int, **options: Any) -> Slow:
+        made.append(Slow(at, **options))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.go.set()
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("limit", "said"), [("call_timeout", "no reply within 0.1 s"), ("run_timeout", "took more than its 0.1 s")])
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_call_that_takes_too_long_is_given_up(slow: Callable[..., Slow], how: str, limit: str, said: str, at: int) -> None:
+    backend, started = slow(at), time.monotonic()
+    with pytest.raises(BackendError, match=said) as caught:
+        read(Reader(backend, limits=Limits(**{limit: 0.1}), **SIZES), how)
+    assert caught.value.retryable
+    assert time.monotonic() - started < 4
+    assert backend.cancelled == (how in ("aread", "aread_many") or (how == "astream" and at == 1) or (how == "astream" and at == 4))
+
+
+@pytest.mark.parametrize("how", ["stream", "astream"])
+def test_a_stream_that_stalls_is_given_up(slow: Callable[..., Slow], how: str) -> None:
+    reader = Reader(slow(4, pieces=True), limits=Limits(call_timeout=0.2), **SIZES)
+    with pytest.raises(BackendError, match="no reply within"):
+        read(reader, how)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_time_limits_that_are_kept_change_nothing(how: str) -> None:
+    script = ["a", "b", "c", "d", "the answer"]
+    plain = read(Reader(scripted(script), **SIZES), how)
+    assert read(Reader(scripted(script), limits=Limits(call_timeout=30, run_timeout=60), **SIZES), how) == plain
+
+
+def test_a_stream_with_a_time_limit_that_is_left_is_closed() -> None:
+    closed: list[bool] = []
+
+    class Closing(ScriptedBackend):
+        def stream(self, prompt: Prompt) -> Generator[str | Reply]:
+            try:
+                yield from super().stream(prompt)
+            finally:
+                closed.append(True)
+
+    reader = Reader(Closing(lambda prompt: "some words of a note"), limits=Limits(call_timeout=30), **SIZES)
+    with closing(reader.stream(QUESTION, DOCUMENT)) as events:  # type: ignore[type-var]
+        for event in events:
+            if isinstance(event, str):
+                break
+    assert closed == [True]
+
+
+def test_a_call_that_takes_too_long_is_repeated(slow: Callable[..., Slow]) -> None:
+    backend = slow(1)
+    backend.max_retries = 1
+    reader = Reader(backend, limits=Limits(call_timeout=0.2), **SIZES)
+    with pytest.raises(BackendError, match="no reply within"):
+        reader.read(QUESTION, DOCUMENT)
+    backend.go.set()
+    assert reader.read(QUESTION, DOCUMENT).answer == "a note"
+
+
+def test_no_repetition_beyond_the_end_of_a_reading() -> None:
+    backend = scripted(failing(9, BackendError("busy", retryable=True, retry_after=5)), retries=5)
+    started = time.monotonic()
+    with pytest.raises(BackendError, match="busy"):
+        Reader(backend, limits=Limits(run_timeout=1), **SIZES).read(QUESTION, DOCUMENT)
+    assert time.monotonic() - started < 4
+
+
+class Batches(ScriptedBackend):
+    """Computes batches, the first of them slowly."""
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        super().__init__(lambda prompt: "a note", batch_size=4)
+        self.seconds = iter(seconds)
+
+    def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
+        threading.Event().wait(next(self.seconds, 0))
+        return super().complete_batch(prompts)
+
+
+@pytest.mark.parametrize("limit", ["call_timeout", "run_timeout"])
+def test_batches_have_the_limits_too(limit: str) -> None:
+    jobs = [(f"Question {number}?", DOCUMENT) for number in range(3)]
+    assert all(reading.answer for reading in Reader(Batches([]), limits=Limits(**{limit: 30}), **SIZES).read_many(jobs))
+    late = Reader(Batches([0, 0.6]), limits=Limits(**{limit: 0.3}), **SIZES).read_many(jobs)
+    assert all(isinstance(reading.error, BackendError) and limit in str(reading.error) and len(reading.steps) == 1 for reading in late)
+
+
+def test_with_a_journal_a_reading_goes_on_where_its_time_was_up(tmp_path: Any, slow: Callable[..., Slow]) -> None:
+    backend = slow(2)
+    reader = Reader(backend, limits=Limits(run_timeout=0.2), journal=tmp_path / "runs.db", **SIZES)
+    with pytest.raises(BackendError, match="read again to go on"):
+        reader.read(QUESTION, DOCUMENT)
+    backend.go.set()
+    reading = reader.read(QUESTION, DOCUMENT)
+    assert [step.reply.recorded for step in reading.steps] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"call_timeout": 0},
+        {"call_timeout": float("nan")},
+        {"run_timeout": -1},
+        {"run_timeout": "1"},
+        {"run_timeout": 1e300},
+        {"retry_share": -0.1},
+        {"breaker_failures": 0},
+        {"breaker_seconds": float("inf")},
+    ],
+)
+def test_limits_that_are_none(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        Limits(**wrong)

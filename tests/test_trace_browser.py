@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import browser, find, needs_browser, press
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webelement import WebElement
 from test_trace import HOSTILE, long_reading, reading
 
 from memagent_integrations import Reading
 from memagent_integrations.trace import save
 
-pytestmark = pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="needs chromium and chromedriver")
+__all__ = ["browser"]  # a fixture
 
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
+pytestmark = needs_browser
 
 
 @pytest.fixture
@@ -42,16 +31,8 @@ def opened(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[object]:
     assert browser.get_log("browser") == [], "nothing failed, and nothing was blocked"  # type: ignore[no-untyped-call]
 
 
-def find(browser: webdriver.Chrome, selector: str) -> list[WebElement]:
-    return [element for element in browser.find_elements(By.CSS_SELECTOR, selector) if element.is_displayed()]
-
-
 def title(browser: webdriver.Chrome) -> str:
     return find(browser, "#step h2")[0].text
-
-
-def press(browser: webdriver.Chrome, key: str) -> None:
-    browser.find_element(By.TAG_NAME, "body").send_keys(key)
 
 
 def test_the_last_memory_is_shown_with_what_changed(opened: object) -> None:

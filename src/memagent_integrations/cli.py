@@ -1,4 +1,4 @@
-"""The command line: `memagent read`, `memagent runs`, `memagent trace` and `memagent models`.
+"""The command line: `memagent read`, `memagent runs`, `memagent serve`, `memagent trace` and `memagent models`.
 
 The answer goes to standard output, everything else to standard error. Exit codes: 0 done, 2 something in the call or the input has to be
 changed, 3 the model or its server failed, 4 the prompt does not fit the window, 5 the run was paused, 130 interrupted, 141 the reader of the
@@ -14,6 +14,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -23,7 +25,6 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from memagent_integrations import __version__, models
-from memagent_integrations import trace as traces
 from memagent_integrations.calls import Limits
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, UsageError, why
 from memagent_integrations.journal import RunPaused
@@ -31,7 +32,7 @@ from memagent_integrations.progress import PullProgress, ReadingProgress
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout, Plan, Reading, Step
-from memagent_integrations.runs import JournalFile, RunName, begun_with, is_part_of, opened, runs_app
+from memagent_integrations.runs import JournalFile, RunName, is_part_of, opened, runs_app
 from memagent_integrations.streams import Terminated, abandon, standard_error, stoppable
 from memagent_integrations.watch import WatchedReading
 
@@ -95,6 +96,7 @@ _Journal = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Record every step in this file, and go on from what it holds.", show_default=False)
 ]
 _Run = Annotated[str | None, typer.Option(metavar="NAME", help="The reading's name in the journal.", show_default=False)]
+_Port = Annotated[int, typer.Option(metavar="N", help="Port on 127.0.0.1; 0 is any free one.")]
 _Saved = Annotated[str, typer.Argument(metavar="TRACE.json", help="What --trace or --json wrote, or with --journal the name of a run.")]
 _Page = Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="Where to write the page.", show_default=False)]
 _Recorded = Annotated[Path | None, typer.Option("--journal", metavar="FILE", help="The journal that holds the run.", show_default=False)]
@@ -159,7 +161,8 @@ def read(
         with Reader(_fetched(model, quiet=quiet), backend_options=options, **settings) as reader:
             _tell(reader.plan(question, _document(files)), as_json=as_json)
         return
-    _answer(model, options, {**settings, "journal": journal}, question, files, run, output)
+    made = partial(Reader, model, journal=journal, backend_options=options, **settings)
+    _answer(made, model, question, files, run, output)
 
 
 @runs_app.command("resume", short_help="Go on with a reading that was interrupted.")
@@ -187,11 +190,10 @@ def resume(
         if not files:
             raise UsageError(f"the run {run} read no files, or was not told which; name what it is to read on: memagent runs resume {run} FILE...")
         _check(files, output, plan=False, journal=journal)
-        begun = records.settings(run)
-        options = begun_with(begun) | _given(ctx, "window", "base_url", "tokenizer", "temperature")
-        limits = Limits(call_timeout=call_timeout, run_timeout=run_timeout)
-        settings = {"prompts": records.prompts(run), "journal": records, "limits": limits, **begun["budgets"]}
-        _answer(begun["model"], options, settings, begun["question"], files, run, output)
+        begun, limits = records.run(run), Limits(call_timeout=call_timeout, run_timeout=run_timeout)
+        options = _given(ctx, "window", "base_url", "tokenizer", "temperature")
+        made = partial(Reader.resumed, records, run, limits=limits, backend_options=options)
+        _answer(made, begun.model, begun.question, files, run, output)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,11 +207,11 @@ class Output:
     quiet: bool
 
 
-def _answer(model: str, options: dict[str, Any], settings: dict[str, Any], question: str, files: list[str], run: str | None, output: Output) -> None:
+def _answer(made: Callable[[], Reader], model: str, question: str, files: list[str], run: str | None, output: Output) -> None:
     """Read, and write the answer."""
-    console, beginning, fetched = Console(stderr=True), f"loading {model}", _fetched(model, quiet=output.quiet)
+    console, beginning, _ = Console(stderr=True), f"loading {model}", _fetched(model, quiet=output.quiet)
     shown = WatchedReading(console, beginning, quiet=output.quiet, question=question) if output.watch else None
-    with shown or ReadingProgress(console, beginning, quiet=output.quiet) as progress, Reader(fetched, backend_options=options, **settings) as reader:
+    with shown or ReadingProgress(console, beginning, quiet=output.quiet) as progress, made() as reader:
         reading = _read(reader, question, files, progress, output, run)
         progress.done(reading)
     try:
@@ -218,6 +220,30 @@ def _answer(model: str, options: dict[str, Any], settings: dict[str, Any], quest
     finally:
         if not output.stream:
             typer.echo(reading.to_json() if output.as_json else reading.answer)
+
+
+@app.command("serve", short_help="Show a journal in the browser.")
+def serve_journal(
+    ctx: typer.Context,
+    journal: JournalFile,
+    port: _Port = 0,
+    window: _Window = None,
+    base_url: _BaseUrl = None,
+    tokenizer: _Tokenizer = None,
+) -> None:
+    """Write the address of a page that follows the runs of a journal, pauses them, edits their memory and goes on from any step, until Ctrl-C."""
+    serve = import_module("memagent_integrations.serve")  # its packages are an extra
+    options = _given(ctx, "window", "base_url", "tokenizer")
+    with opened(journal) as records:
+        server = serve.Server(records, partial(Reader.resumed, backend_options=options), port=port)
+        typer.echo(server.url)
+        sys.stdout.flush()
+        try:
+            server.run()
+        except Terminated:
+            raise
+        except KeyboardInterrupt:  # as it is meant to end
+            return
 
 
 @app.command("trace", short_help="Make a page of a reading.")
@@ -235,7 +261,7 @@ def make_page(trace: _Saved, page: _Page, journal: _Recorded = None) -> None:
             reading = Reading.from_json(Path(trace).read_bytes())
         except (OSError, ValueError) as error:
             raise UsageError(f"cannot read {trace!r}: {why(error)}") from error
-    traces.save(reading, page)
+    reading.save_trace(page)
 
 
 @models_app.command("list", short_help="List the embedded models.")

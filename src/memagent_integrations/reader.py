@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from memagent_integrations import policies
-from memagent_integrations.backends import Backend, load_backend
+from memagent_integrations import models, policies
+from memagent_integrations.backends import KINDS, Backend, load_backend
 from memagent_integrations.calls import Calls, Limits, limited
 from memagent_integrations.chunking import Chunker, SharedChunks, achunks, chunks
 from memagent_integrations.documents import apieces, files, is_async, is_one_shot, pieces
@@ -98,6 +98,34 @@ class Reader:
         self.journal = journal if isinstance(journal, Journal | None) else Journal(journal)
         self._own_journal = self.journal if self.journal is not journal else None
         self.calls = Calls(limits or Limits())
+
+    @classmethod
+    def resumed(
+        cls,
+        journal: Journal,
+        run: str,
+        *,
+        window: int | None = None,
+        limits: Limits | None = None,
+        backend_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A reader with the model, the prompts and the budgets that a run was begun with; `read(question, document, run=run)` goes on with it.
+
+        `backend_options` come before what the journal knows of the backend (address, temperature, adapter, tokenizer).
+
+        Raises:
+            UsageError: there is no such run, or its model was not given by a name.
+        """
+        begun = journal.settings(run)
+        if begun["model"] not in models.EMBEDDED and begun["model"].partition(":")[0] not in KINDS:
+            raise UsageError(
+                f"the run {run} was begun with {begun['model']}, a model that was made in Python; go on there: give a Reader with that model the "
+                f"journal, and read with run={run!r}"
+            )
+        recorded = {name: begun["backend"].get(name) for name in ("base_url", "temperature", "adapter", "tokenizer")}
+        options = given(**recorded) | dict(backend_options or {})
+        settings = {"prompts": journal.prompts(run), "window": window, "limits": limits, **begun["budgets"]}
+        return cls(begun["model"], journal=journal, backend_options=options, **settings)
 
     def read(self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None) -> Reading:
         """Read a document (see `documents.pieces` for what may be one) and answer the question.

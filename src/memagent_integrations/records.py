@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
-from memagent_integrations import errors
+from memagent_integrations import errors, trace
 from memagent_integrations.errors import MemAgentError, UsageError, why
 from memagent_integrations.settings import check_int, given
 
@@ -256,6 +256,14 @@ class Reading:
             Path(path).write_text(self.to_json(indent=1), encoding="utf-8")
         except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
             raise UsageError(f"cannot write {str(path)!r}: {why(error)}") from error
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write the reading as a page (HTML, needs no network) that shows every version of the memory: what changed, and where it came from.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        trace.save(self, path)
 
     def _repr_html_(self) -> str:
         """The reading in a notebook: the answer, and every memory to fold out."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from unicodedata import category
 
 import typer
@@ -15,7 +14,6 @@ from rich.text import Text
 from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.records import Reading
-from memagent_integrations.settings import given
 
 JournalFile = Annotated[Path, typer.Option("--journal", metavar="FILE", help="The journal.", show_default=False)]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, as `memagent runs list` shows it.", show_default=False)]
@@ -42,11 +40,6 @@ def is_part_of(file: Path, journal: Path) -> bool:
     """Whether a file is a journal's own, under whatever name."""
     parts = (journal.with_name(journal.name + ending) for ending in ("", "-wal", "-shm"))
     return any(part.exists() and file.exists() and file.samefile(part) for part in parts)
-
-
-def begun_with(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the backend that a run was begun with, as far as a journal tells them."""
-    return given(**{name: settings["backend"].get(name) for name in ("base_url", "temperature", "adapter", "tokenizer")})
 
 
 def shown(text: str) -> str:

@@ -14,19 +14,29 @@ from difflib import SequenceMatcher
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
 from memagent_integrations.errors import UsageError, why
-from memagent_integrations.records import Reading, Step
+
+if TYPE_CHECKING:
+    from memagent_integrations.records import Reading, Step
 
 
 def page(reading: Reading) -> str:
     """The page, as HTML."""
-    script, style = _part("page.js"), _part("page.css")
-    data = json.dumps(_data(reading)).replace("<", "\\u003c")  # no text can end the script element that holds it
-    return _template().render(question=reading.question, data=data, script=script, style=style, script_hash=_hash(script), style_hash=_hash(style))
+    return _rendered(reading.question, json.dumps(shown(reading)).replace("<", "\\u003c"))  # no text can end the script element that holds it
+
+
+def live_page(title: str, *, script: str, style: str) -> str:
+    """The same page without a reading, which `script` gets from the server that the page came from. It has the functions of `page.js`."""
+    return _rendered(title, "", script, style)
+
+
+def _rendered(title: str, data: str, script: str = "", style: str = "") -> str:
+    script, style = _part("page.js") + script, _part("page.css") + style
+    return _template().render(title=title, data=data, script=script, style=style, script_hash=_hash(script), style_hash=_hash(style))
 
 
 def save(reading: Reading, path: str | Path) -> None:
@@ -41,7 +51,8 @@ def save(reading: Reading, path: str | Path) -> None:
         raise UsageError(f"cannot write {str(path)!r}: {why(error)}") from error
 
 
-def _data(reading: Reading) -> dict[str, Any]:
+def shown(reading: Reading, *, start: int = 0) -> dict[str, Any]:
+    """What the page shows of a reading, as JSON: of its steps those from number `start` on."""
     usage = reading.usage
     return {
         "question": reading.question,
@@ -50,7 +61,7 @@ def _data(reading: Reading) -> dict[str, Any]:
         "model": reading.model,
         "seconds": reading.seconds,
         "tokens": [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens],
-        "steps": [_step(step) for step in reading.steps if step.phase == "memory"],
+        "steps": [_step(step) for step in reading.steps[start:] if step.phase == "memory"],
         "sentences": [{"text": text, "step": step} for text, step in origins(reading)],
     }
 
@@ -61,6 +72,7 @@ def _step(step: Step) -> dict[str, Any]:
         "index": step.index,
         "outcome": step.outcome,
         "cut": step.cut,
+        "edited": step.reply.edited is not None,
         "finish": step.reply.finish_reason,
         "seconds": step.reply.seconds,
         "tokens": [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens],

@@ -1,5 +1,4 @@
 "use strict";
-const reading = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const number = (value) => (value === null || value === undefined ? "unknown" : value.toLocaleString("en"));
 const element = (name, text, kind) => {
@@ -9,38 +8,54 @@ const element = (name, text, kind) => {
   return made;
 };
 const memory = (step) => step.diff.filter(([sign]) => sign >= 0).map(([, text]) => text).join("");
-const memories = reading.steps.map((step) => memory(step).toLowerCase());
-let current = 0;
-let shown = reading.steps.map((_, place) => place);
+let reading, memories, items, current, shown;
+let whenShown = (place, focus) => { if (focus) history.replaceState(null, "", `#${place + 1}`); };
 
-byId("question").textContent = reading.question;
-byId("answer").textContent = reading.error || reading.answer;
-byId("answer").classList.toggle("error", Boolean(reading.error));
-const [prompt, written, cached] = reading.tokens;
-byId("totals").textContent =
-  `${reading.model} · ${number(reading.steps.length)} chunks · tokens: ${number(prompt)} read, ${number(written)} written, ${number(cached)} from the cache · ${reading.seconds.toFixed(1)} s in the model`;
-
-const items = reading.steps.map((step, place) => {
-  const item = element("li");
-  const button = element("button");
-  const changes = step.diff.filter(([sign]) => sign).length;
-  button.append(element("span", `Chunk ${place + 1}`), element("span", step.cut ? `${step.outcome}, cut` : step.outcome, `badge ${step.cut ? "cut" : step.outcome}`));
-  button.append(element("small", changes ? `${changes} change${changes > 1 ? "s" : ""}` : "the same memory"));
-  button.addEventListener("click", () => show(place, true));
-  item.append(button);
-  return item;
-});
-byId("steps").append(...items);
-
-for (const { text, step } of reading.sentences) {
-  const place = reading.steps.findIndex((each) => each.index === step);
-  const link = element("a", `chunk ${place + 1}`);
-  link.href = `#${place + 1}`;
-  const item = element("li", `${text} `);
-  item.append(link);
-  byId("sentences").append(item);
+function load(made) {
+  reading = { ...made, steps: [] };
+  [memories, items, shown, current] = [[], [], [], -1];
+  byId("steps").replaceChildren();
+  byId("step").replaceChildren();
+  append(made.steps);
+  head();
 }
-byId("origins").hidden = !reading.sentences.length;
+
+function append(steps) {
+  for (const step of steps) {
+    const place = items.length;
+    const button = element("button");
+    const changes = step.diff.filter(([sign]) => sign).length;
+    button.append(element("span", `Chunk ${place + 1}`), element("span", step.cut ? `${step.outcome}, cut` : step.outcome, `badge ${step.cut ? "cut" : step.outcome}`));
+    button.append(element("small", changes ? `${changes} change${changes > 1 ? "s" : ""}` : "the same memory"));
+    button.addEventListener("click", () => show(place, true));
+    const item = element("li");
+    item.append(button);
+    reading.steps.push(step);
+    memories.push(memory(step).toLowerCase());
+    items.push(item);
+  }
+  byId("steps").append(...items.slice(items.length - steps.length));
+  find();
+}
+
+function head() {
+  document.title = reading.question.slice(0, 80);
+  byId("question").textContent = reading.question;
+  byId("answer").textContent = reading.error || reading.answer;
+  byId("answer").classList.toggle("error", Boolean(reading.error));
+  const [prompt, written, cached] = reading.tokens;
+  byId("totals").textContent =
+    `${reading.model} · ${number(reading.steps.length)} chunks · tokens: ${number(prompt)} read, ${number(written)} written, ${number(cached)} from the cache · ${reading.seconds.toFixed(1)} s in the model`;
+  byId("sentences").replaceChildren(...reading.sentences.map(({ text, step }) => {
+    const place = reading.steps.findIndex((each) => each.index === step);
+    const link = element("a", `chunk ${place + 1}`);
+    link.href = `#${place + 1}`;
+    const item = element("li", `${text} `);
+    item.append(link);
+    return item;
+  }));
+  byId("origins").hidden = !reading.sentences.length;
+}
 
 function facts(step) {
   const list = element("dl", undefined, "facts");
@@ -49,7 +64,7 @@ function facts(step) {
   for (const [name, start, end] of step.sources) add("source", `${name}, characters ${number(start)} to ${number(end)}`);
   add("tokens", `${number(step.tokens[0])} read, ${number(step.tokens[1])} written, ${number(step.tokens[2])} from the cache`);
   add("time", `${step.seconds.toFixed(1)} s`);
-  add("memory", `${step.outcome}${step.cut ? ", cut to its limit" : ""}${step.finish ? ` (model ended with: ${step.finish})` : ""}`);
+  add("memory", `${step.outcome}${step.edited ? " by a person" : ""}${step.cut ? ", cut to its limit" : ""}${step.finish ? ` (model ended with: ${step.finish})` : ""}`);
   return list;
 }
 
@@ -66,14 +81,15 @@ function marked(text, wanted) {
   return parts;
 }
 
+const wanted = () => byId("search").value.trim().toLowerCase();
+
 function show(place, focus) {
   current = place;
   const step = reading.steps[place];
-  const wanted = byId("search").value.trim().toLowerCase();
   const text = element("pre", undefined, "memory");
   for (const [sign, words] of step.diff) {
     const part = element(sign > 0 ? "ins" : sign < 0 ? "del" : "span");
-    part.append(...marked(words, wanted));
+    part.append(...marked(words, wanted()));
     text.append(part);
   }
   if (!step.diff.length) text.textContent = "(empty)";
@@ -84,17 +100,21 @@ function show(place, focus) {
     if (other === place) item.firstChild.setAttribute("aria-current", "step");
     else item.firstChild.removeAttribute("aria-current");
   });
-  items[place].scrollIntoView({ block: "nearest" });
-  if (focus) history.replaceState(null, "", `#${place + 1}`);
+  const [list, { offsetTop: top, offsetHeight: height }] = [byId("steps"), items[place]];
+  list.scrollTop = Math.min(Math.max(list.scrollTop, top + height - list.clientHeight), top); // and not the page
+  whenShown(place, focus);
+}
+
+function find() {
+  shown = memories.flatMap((text, place) => (text.includes(wanted()) ? [place] : []));
+  const visible = new Set(shown);
+  items.forEach((item, place) => { item.hidden = !visible.has(place); });
+  byId("none").hidden = shown.length > 0 || !items.length;
 }
 
 function search() {
-  const wanted = byId("search").value.trim().toLowerCase();
-  shown = memories.flatMap((text, place) => (text.includes(wanted) ? [place] : []));
-  const visible = new Set(shown);
-  items.forEach((item, place) => { item.hidden = !visible.has(place); });
-  byId("none").hidden = shown.length > 0;
-  if (shown.length) show(visible.has(current) ? current : shown[0]);
+  find();
+  if (shown.length) show(shown.includes(current) ? current : shown[0]);
 }
 
 function move(by) {
@@ -105,9 +125,9 @@ function move(by) {
 byId("search").addEventListener("input", search);
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const typing = document.activeElement === byId("search");
-  if (event.key === "Escape" && typing) { byId("search").value = ""; search(); byId("search").blur(); return; }
-  if (typing && !["ArrowDown", "ArrowUp"].includes(event.key)) return;
+  const searching = document.activeElement === byId("search");
+  if (event.key === "Escape" && searching) { byId("search").value = ""; search(); byId("search").blur(); return; }
+  if (searching ? !["ArrowDown", "ArrowUp"].includes(event.key) : document.activeElement.matches("input, textarea, select")) return;
   const keys = { j: 1, ArrowDown: 1, ArrowRight: 1, k: -1, ArrowUp: -1, ArrowLeft: -1 };
   if (event.key in keys) { event.preventDefault(); move(keys[event.key]); }
   else if (event.key === "/") { event.preventDefault(); byId("search").focus(); }
@@ -115,7 +135,10 @@ document.addEventListener("keydown", (event) => {
 });
 const open = () => {
   const place = Number(location.hash.slice(1)) - 1;
-  if (reading.steps.length) show(place >= 0 && place < reading.steps.length ? place : reading.steps.length - 1);
+  if (reading && reading.steps.length) show(place >= 0 && place < reading.steps.length ? place : reading.steps.length - 1);
 };
 window.addEventListener("hashchange", open);
-open();
+if (byId("data")) {
+  load(JSON.parse(byId("data").textContent));
+  open();
+}

@@ -1,0 +1,187 @@
+"""A journal in the browser: follow a run while it is read, pause it, edit its memory, go on from any step.
+
+A small Starlette application for one person on one machine. It listens on the loopback interface alone, wants its token with every request for
+data, and refuses what another site's page has the browser ask.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError, why
+from memagent_integrations.journal import Journal, Run
+from memagent_integrations.serve.readings import Readings, Resume
+from memagent_integrations.settings import check_int
+from memagent_integrations.trace import live_page, shown
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, Response
+    from starlette.routing import Route
+    from starlette.types import ASGIApp, Receive, Scope, Send
+except ImportError as missing:
+    raise MissingExtra.extra("starlette or uvicorn", "serve") from missing
+
+_LARGEST = 1 << 20  # bytes of a request
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Server:
+    """Shows a journal at `url`, which holds the token, while `run` runs.
+
+    `resume` makes the reader of a run that somebody goes on with. `port` 0 is any free port.
+
+    Raises:
+        UsageError: the port cannot be had.
+    """
+
+    def __init__(self, journal: Journal, resume: Resume, *, port: int = 0) -> None:
+        check_int(least=0, most=65535, port=port)
+        try:
+            self._socket = socket.create_server(("127.0.0.1", port))
+        except OSError as error:
+            raise UsageError(f"cannot listen on port {port}: {why(error)}") from error
+        self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.token = secrets.token_urlsafe(24)
+        app = application(journal, Readings(journal, resume), token=self.token, port=self._socket.getsockname()[1])
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=2)
+        self._server = uvicorn.Server(config)
+
+    @property
+    def url(self) -> str:
+        """The address to open: what stands behind the # stays in the browser."""
+        return f"{self.address}/#token={self.token}"
+
+    def run(self) -> None:
+        """Serve until `stop`, or Ctrl-C."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """End `run`, which another thread runs."""
+        self._server.should_exit = True
+
+
+def application(journal: Journal, readings: Readings, *, token: str, port: int) -> Starlette:
+    """The application: the page is `/`, and `/api/` is JSON for it."""
+
+    def told(run: Run) -> dict[str, Any]:
+        here = readings.reads(run.name)
+        state = "starting" if here and not (run.active or run.finished) else run.state
+        return asdict(run) | {"created": run.created.isoformat(), "state": state, "failure": None if here else readings.failure(run.name)}
+
+    def page(request: Request) -> Response:
+        return HTMLResponse(_page(), headers=_HEADERS)
+
+    def runs(request: Request) -> Response:
+        return _json([told(run) for run in journal.runs()])
+
+    def run(request: Request) -> Response:
+        """A run, and of its reading what is new: the steps behind the first `have`."""
+        name, have = request.query_params.get("name", ""), request.query_params.get("have", "0")
+        if not have.isdecimal() or len(have) > 9:
+            raise UsageError("have has to be a number of steps")
+        found = journal.run(name)
+        fresh = int(have) == 0 or found.steps != int(have)
+        return _json({"run": told(found), "reading": shown(journal.reading(name), start=int(have)) if fresh else None})
+
+    async def pause(request: Request) -> Response:
+        asked = await _asked(request, name=str)
+        return await _done(lambda: journal.pause(asked["name"]))
+
+    async def resume(request: Request) -> Response:
+        asked = await _asked(request, name=str)
+        return await _done(lambda: readings.start(asked["name"]))
+
+    async def branch(request: Request) -> Response:
+        asked = await _asked(request, name=str, step=int, memory=(str, type(None)))
+        return await _done(lambda: journal.edit(asked["name"], asked["step"], memory=asked["memory"]))
+
+    changes = {"pause": pause, "resume": resume, "branch": branch}
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/api/runs", runs),
+            Route("/api/run", run),
+            *(Route(f"/api/{name}", change, methods=["POST"]) for name, change in changes.items()),
+        ],
+        middleware=[Middleware(_Guard, token=token, port=port)],
+        exception_handlers={MemAgentError: _refused, HTTPException: _refused},
+    )
+
+
+class _Guard:
+    """Lets nobody in but the page of this server in the hands of somebody who has the token."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self._app, self._bearer = app, f"Bearer {token}".encode()
+        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(Request(scope)) if scope["type"] == "http" else (403, "HTTP only")
+        app = _json({"error": refusal[1]}, refusal[0]) if refusal else self._app
+        await app(scope, receive, send)
+
+    def _refusal(self, request: Request) -> tuple[int, str] | None:
+        """The status and the reason."""
+        host, origin, size = (request.headers.get(name, "") for name in ("host", "origin", "content-length"))
+        if host not in self._hosts:  # a name that somebody else has had point here
+            return 403, "this server answers to 127.0.0.1 alone"
+        if origin and origin != f"http://{host}":
+            return 403, "requests of other sites are refused"
+        if request.url.path.startswith("/api/") and not secrets.compare_digest(request.headers.get("authorization", "").encode(), self._bearer):
+            return 401, "the token is missing or wrong; open the address that memagent serve wrote"
+        if request.method == "POST" and not (size.isdecimal() and len(size) < 10 and int(size) <= _LARGEST):
+            return 413, "the request is too large"
+        return None
+
+
+async def _asked(request: Request, **kinds: Any) -> dict[str, Any]:
+    """The JSON object that was sent, with members of these kinds."""
+    try:
+        asked = json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise UsageError("this is not JSON") from error
+    if not isinstance(asked, dict) or not all(isinstance(asked.get(name), kind) for name, kind in kinds.items()):
+        raise UsageError(f"an object with {', '.join(kinds)} was expected")
+    return asked
+
+
+async def _done(change: Callable[[], str | None]) -> Response:
+    return _json({"name": await run_in_threadpool(change)})
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    return _json({"error": error.detail if isinstance(error, HTTPException) else str(error)}, status)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    text = json.dumps(value)  # in ASCII: a model's text may hold what UTF-8 cannot
+    return Response(text, status, headers=_HEADERS, media_type="application/json")
+
+
+@cache
+def _page() -> str:
+    script, style = (files(__name__).joinpath(name).read_text(encoding="utf-8") for name in ("live.js", "live.css"))
+    return live_page("memagent", script=script, style=style)

@@ -1,0 +1,60 @@
+"""The runs of a journal that are read on in this process, each in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.journal import Journal, Run
+from memagent_integrations.reader import Reader
+
+Resume = Callable[[Journal, str], Reader]
+"""Makes the reader that goes on with a run."""
+
+
+class Readings:
+    """Starts readings, and tells how those ended that failed. They are left to themselves when the process ends: the journal has their steps."""
+
+    def __init__(self, journal: Journal, resume: Resume) -> None:
+        self._journal, self._resume = journal, resume
+        self._lock = threading.Lock()
+        self._threads: dict[str, threading.Thread] = {}
+        self._failures: dict[str, str] = {}
+
+    def start(self, name: str) -> None:
+        """Go on with a run.
+
+        Raises:
+            UsageError: it is finished, it is being read, or nobody knows the files that it reads.
+        """
+        run = self._journal.run(name)
+        if run.finished:
+            raise UsageError(f"the run {name} is finished; go on from one of its steps, as a new branch")
+        if not run.files:
+            raise UsageError(f"it is not known which files the run {name} reads; go on with: memagent runs resume {name} FILE...")
+        with self._lock:
+            if run.active or self.reads(name):
+                raise UsageError(f"the run {name} is being read")
+            self._failures.pop(name, None)
+            self._threads[name] = threading.Thread(target=self._read, args=(run,), name=f"reading {name}", daemon=True)
+            self._threads[name].start()
+
+    def reads(self, name: str) -> bool:
+        """Whether a run is read here, or its model is being loaded."""
+        return name in self._threads and self._threads[name].is_alive()
+
+    def failure(self, name: str) -> str | None:
+        """Why the last reading of a run here came to no end."""
+        return self._failures.get(name)
+
+    def _read(self, run: Run) -> None:
+        try:
+            with self._resume(self._journal, run.name) as reader:
+                reader.read(run.question, [Path(file) for file in run.files], run=run.name)
+        except MemAgentError as error:
+            self._failures[run.name] = str(error)
+        except Exception as error:  # whatever the model's library raises: the page is where somebody sees it
+            self._failures[run.name] = f"{type(error).__name__}: {error}"
+            raise

@@ -343,7 +343,7 @@ def test_standard_input_that_is_closed(server: Loopback) -> None:
         (Response(status=401, body={"error": {"message": "no"}}), 3, "API key"),
         (Response(status=404, body={"error": {"message": "no"}}), 3, "does not know"),
         (Response(status=400, body={"error": {"message": "maximum context length is 10 tokens"}}), 4, "does not fit"),
-        (Response(body={"choices": []}), 3, "without choices"),
+        (Response(body={"choices": []}), 3, "no choices"),
         ("", 3, "no answer"),
     ],
 )

@@ -177,8 +177,8 @@ def test_a_tokenize_that_answers_something_else(body: Any) -> None:
         (problem(429), BackendError, "status 429", True),
         (problem(500), BackendError, "status 500", True),
         (problem(503), BackendError, "status 503", True),
-        (Response(body=completion("x") | {"choices": []}), BackendError, "without choices", True),
-        (Response(body=b"<html>sign in</html>", headers={"Content-Type": "text/html"}), BackendError, "without choices", True),
+        (Response(body=completion("x") | {"choices": []}), BackendError, "no choices", True),
+        (Response(body=b"<html>sign in</html>", headers={"Content-Type": "text/html"}), BackendError, "no choices", True),
         (Response(body=b"{broken", headers={"Content-Type": "application/json"}), BackendError, "JSON", True),
         (Response(body=completion("a long reply"), broken_after=40), BackendError, "Connection|peer closed", True),
     ],
@@ -194,7 +194,7 @@ async def test_failures(line: Response, kind: type[MemAgentError], said: str, re
     for error in (caught.value, caught_async.value):
         assert getattr(error, "retryable", None) == retryable
         assert KEY not in str(error)
-        assert error.__cause__ is not None or "choices" in str(error) or "html" in repr(line.body)
+        assert error.__context__ is not None or "choices" in str(error) or "html" in repr(line.body)
 
 
 def test_no_server_there() -> None:
@@ -464,9 +464,9 @@ async def test_odd_answers(body: dict[str, Any], text: str) -> None:
     ("body", "said"),
     [
         (Response(body={"error": {"message": "out of credit"}}), "out of credit"),
-        (Response(body=[]), "without choices"),
-        (Response(body=None), "without choices"),
-        (Response(body={"choices": 5}), "without choices"),
+        (Response(body=[]), "no choices"),
+        (Response(body=None), "no choices"),
+        (Response(body={"choices": 5}), "no choices"),
         (Response(body=b'{"a": "\xff"}', headers={"Content-Type": "application/json"}), "not JSON"),
     ],
 )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from loopback import Loopback, Response, chat
-from test_cli import CHUNKED, CHUNKS, QUESTION, at, document, no_keys, prompts, reply, run
+from test_cli import CHUNKED, CHUNKS, QUESTION, at, document, no_keys, process, prompts, reply, run
 
 from memagent_integrations import Journal, Reader, Reading, ScriptedBackend
 
@@ -19,9 +23,11 @@ class Moody:
 
     def __init__(self) -> None:
         self.calls, self.gone_at = 0, 0
+        self.at_call: Callable[[int], object] = lambda number: None
 
     def __call__(self, prompt: str) -> str | Response:
         self.calls += 1
+        self.at_call(self.calls)
         return Response(status=400, body={"error": {"message": "out of order"}}) if self.calls == self.gone_at else reply(prompt)
 
 
@@ -80,6 +86,70 @@ def test_a_run_is_shown_exported_edited_and_deleted(server: Loopback, document: 
     assert run("runs", "delete", "gate", "--journal", journal).exit_code == 0
     with Journal(journal) as records:
         assert {entry.name: entry.parent for entry in records.runs()} == {"gate.1": "gate", "mine": "gate"}
+
+
+def test_a_reading_is_paused_and_goes_on_with_its_own_files(
+    server: Loopback, moody: Moody, document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = tmp_path / "runs.db"
+    moody.at_call = lambda number: number == 2 and run("runs", "pause", "gate", "--journal", journal)
+    done = read(server, document, "--journal", journal, "--run", "gate")
+    assert (done.exit_code, done.stdout) == (5, "")
+    assert done.stderr.splitlines()[-1] == "memagent: run gate was paused after 2 steps; read again to go on"
+    assert run("runs", "list", "--journal", journal).stdout.splitlines()[1].split("\t")[:3] == ["gate", "2", "paused"]
+    monkeypatch.chdir(tmp_path)
+    done = run("runs", "resume", "gate", "--journal", journal)
+    assert (done.exit_code, done.stdout) == (0, "It is 7319.\n")
+    told = done.stderr.splitlines()
+    assert [line.rpartition(", ")[2] for line in told[:2]] == ["recorded", "recorded"]
+    assert f"in {CHUNKS + 1 - 2} calls" in told[-1]
+    assert told[-1].endswith("2 steps were recorded")
+    assert "is finished" in run("runs", "pause", "gate", "--journal", journal).stderr
+    read_from_stdin = run("read", "-q", QUESTION, "-", *at(server), *CHUNKED, "--journal", journal, "--run", "piped", stdin=document.read_bytes())
+    assert read_from_stdin.exit_code == 0
+    assert "runs resume piped FILE" in run("runs", "resume", "piped", "--journal", journal).stderr
+
+
+def test_a_run_of_a_model_made_in_python_is_not_resumed_here(document: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "runs.db"
+    Reader(ScriptedBackend(["a memory", "an answer"]), journal=journal).read(QUESTION, document, run="mine")
+    with Journal(journal) as records:
+        records.edit("mine", 0, memory="another")
+    done = run("runs", "resume", "mine.1", "--journal", journal)
+    assert done.exit_code == 2
+    assert "scripted, a model that was made in Python" in done.stderr
+
+
+def test_time_limits(server: Loopback, moody: Moody, document: Path) -> None:
+    moody.at_call = lambda number: threading.Event().wait(0.5 if number == 2 else 0)
+    done = read(server, document, "--call-timeout", 0.2)
+    assert (done.exit_code, done.stdout) == (0, "It is 7319.\n"), "it was repeated"
+    moody.calls = 0
+    done = read(server, document, "--run-timeout", 0.2)
+    assert done.exit_code == 3
+    assert "took more than its 0.2 s (run_timeout)" in done.stderr
+
+
+def test_the_memory_is_watched(server: Loopback, document: Path) -> None:
+    done = read(server, document, "--watch")
+    assert done.exit_code == 0
+    assert "    Nothing of the gate yet." in done.stderr.splitlines()
+    assert "    The code is 7319." in done.stderr.splitlines()
+
+
+def test_a_journal_is_served(server: Loopback, document: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "runs.db"
+    read(server, document, "--journal", journal, "--run", "gate")
+    serving = process("serve", "--journal", journal)
+    try:
+        address, _, token = str(serving.stdout.readline().decode()).strip().partition("/#token=")
+        told = httpx.get(f"{address}/api/runs", headers={"Authorization": f"Bearer {token}"}).json()
+        assert [entry["name"] for entry in told] == ["gate"]
+    finally:
+        serving.send_signal(signal.SIGINT)
+        _, err = serving.communicate(timeout=30)
+    assert (serving.returncode, err) == (0, b"")
+    assert "there is no journal" in run("serve", "--journal", tmp_path / "none.db").stderr
 
 
 def test_nothing_gives_orders_to_the_terminal(tmp_path: Path) -> None:

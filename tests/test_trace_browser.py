@@ -10,6 +10,7 @@ from browser import browser, find, needs_browser, press
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 from test_trace import HOSTILE, long_reading, reading
 
 from memagent_integrations import Reading
@@ -25,6 +26,8 @@ def opened(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[object]:
     def show(made: Reading) -> webdriver.Chrome:
         save(made, tmp_path / "page.html")
         browser.get((tmp_path / "page.html").as_uri())
+        wait = WebDriverWait(browser, 20)  # the driver may still look at the page before
+        wait.until(lambda _: len(browser.find_elements(By.CSS_SELECTOR, "#steps li")) == len(made.steps) - (made.steps[-1].phase == "answer"))
         return browser
 
     yield show

@@ -45,10 +45,7 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
     A text that speaks of the context window decides first, then the status of the server, then whether the connection broke. What is left
     is the model's failure, but for Python's own errors of programming and for the control flow of LangGraph.
     """
-    said = _reason(error)
-    for secret in filter(lambda secret: len(secret) > 4, secrets):
-        said = said.replace(secret, "***")
-    said = _SECRET.sub("***", said)[:500]
+    said = _hidden(_reason(error), secrets)[:500]
     status = _status(error)
     mistake = not status and isinstance(error, _MISTAKES)
     if mistake and not isinstance(error, ValueError):
@@ -72,7 +69,7 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
 
 @contextmanager
 def translated(name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
-    """Raise what the block raises as `from_exception` sees it, the original as its cause; `secrets` never show in the message."""
+    """Raise what the block raises as `from_exception` sees it, the original as its cause unless it shows one of the `secrets`."""
     try:
         yield
     except MemAgentError:
@@ -81,7 +78,14 @@ def translated(name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
         failure = from_exception(error, name, secrets=secrets)
         if failure is None:
             raise
-        raise failure from error
+        raise failure from (None if _hidden(str(error), secrets) != str(error) else error)
+
+
+def _hidden(text: str, secrets: Iterable[str]) -> str:
+    """The text without keys and passwords."""
+    for secret in filter(lambda secret: len(secret) > 4, secrets):
+        text = text.replace(secret, "***")
+    return _SECRET.sub("***", text)
 
 
 def _told(error: Exception) -> dict[str, Any]:

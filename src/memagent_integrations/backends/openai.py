@@ -238,7 +238,7 @@ class OpenAIBackend(Backend):
         try:
             _, window = self._tokenize("a")
         except BackendError as error:
-            if error.retryable or self._closed or getattr(error.__cause__, "status_code", None) in (401, 403):
+            if error.retryable or self._closed or getattr(error.__context__, "status_code", None) in (401, 403):
                 raise
             try:
                 return openai_counter(self.model), None
@@ -267,7 +267,8 @@ class _Answer(Received):
         choices = getattr(completion, "choices", None)
         if not choices or not isinstance(choices, list):
             said = getattr(completion, "error", None)
-            raise BackendError("the server answered without choices" + (f": {str(said)[:300]}" if said else ""), retryable=True)
+            code = said.get("code") if isinstance(said, dict) else None
+            raise ValueError({"message": f"the answer has no choices{f': {said}' if said else ''}", "code": code})  # `failures` knows this form
         self.usage = _usage(getattr(completion, "usage", None))
         self._add(choices[0], getattr(choices[0], "message", None))
 

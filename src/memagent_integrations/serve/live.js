@@ -98,9 +98,10 @@ function take({ run: found, reading: news }, have) {
   if (unfinished) byId("answer").textContent = "";
   state.textContent = run.steps && unfinished ? `${run.state} · ${number(reading.steps.length)} chunks` : run.state;
   state.className = run.state;
-  pausing.hidden = resuming.hidden = !unfinished;
-  pausing.disabled = run.state !== "reading";
-  resuming.disabled = run.active || run.state === "starting";
+  const busy = run.active || run.state === "starting";
+  pausing.hidden = !unfinished || !busy;
+  resuming.hidden = !unfinished || busy;
+  pausing.disabled = run.state !== "reading" || run.paused;
   if (run.failure && run.state !== "paused") note.textContent = run.failure;
   if (news && reading.steps.length && last && !editing) {
     const place = have === 0 ? Number(location.hash.slice(1)) - 1 : -1;

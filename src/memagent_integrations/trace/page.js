@@ -100,8 +100,9 @@ function show(place, focus) {
     if (other === place) item.firstChild.setAttribute("aria-current", "step");
     else item.firstChild.removeAttribute("aria-current");
   });
-  const [list, { offsetTop: top, offsetHeight: height }] = [byId("steps"), items[place]];
-  list.scrollTop = Math.min(Math.max(list.scrollTop, top + height - list.clientHeight), top); // and not the page
+  const height = scrollY;
+  items[place].scrollIntoView({ block: "nearest" });
+  scrollTo(scrollX, height); // the list moves, the page does not
   whenShown(place, focus);
 }
 

@@ -1,0 +1,60 @@
+"""Draw `memagent serve` at work: a PNG of the page while the embedded model reads a text that Python itself ships.
+
+    python scripts/serve_picture.py docs/images/serve.png [--chunks 5]
+
+Needs Chromium, its driver, and selenium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from pydoc_data.topics import topics
+
+from selenium import webdriver
+from selenium.webdriver.support.ui import WebDriverWait
+
+from memagent_integrations import Journal, Reader
+from memagent_integrations.serve import Server
+
+QUESTION = "How does the import system find a module?"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", type=Path)
+    parser.add_argument("--chunks", type=int, default=5, help="how many the page shows")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        document = Path(folder) / "import.txt"
+        document.write_text(topics["import"] + topics["compound"], encoding="utf-8")
+        journal = Journal(Path(folder) / "runs.db")
+        reader = Reader("smollm2", chunk_tokens=1000, memory_tokens=160, output_tokens=160, journal=journal)
+        threading.Thread(target=reader.read, args=(QUESTION, document), kwargs={"run": "import"}, daemon=True).start()
+        server = Server(journal, Reader.resumed)
+        threading.Thread(target=server.run, daemon=True).start()
+        shoot(server.url, options.chunks, options.picture)
+        journal.pause("import")
+        server.stop()
+
+
+def shoot(url: str, chunks: int, picture: Path) -> None:
+    """Save what the page shows as soon as it has so many chunks."""
+    choices = webdriver.ChromeOptions()
+    choices.binary_location = shutil.which("chromium") or ""
+    for argument in ("--headless=new", "--no-sandbox", "--window-size=1200,760", "--hide-scrollbars"):
+        choices.add_argument(argument)
+    browser = webdriver.Chrome(options=choices, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        browser.get(url)
+        WebDriverWait(browser, 600).until(lambda page: len(page.find_elements("css selector", "#steps li")) >= chunks)
+        browser.save_screenshot(str(picture))
+    finally:
+        browser.quit()
+
+
+if __name__ == "__main__":
+    main()

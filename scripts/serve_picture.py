@@ -11,6 +11,7 @@ import argparse
 import shutil
 import tempfile
 import threading
+from contextlib import chdir
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -28,15 +29,16 @@ def main() -> None:
     parser.add_argument("picture", type=Path)
     parser.add_argument("--chunks", type=int, default=5, help="how many the page shows")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        document = Path(folder) / "import.txt"
+    picture = options.picture.resolve()
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        document = Path("import.txt")
         document.write_text(topics["import"] + topics["compound"], encoding="utf-8")
         journal = Journal(Path(folder) / "runs.db")
         reader = Reader("smollm2", chunk_tokens=1000, memory_tokens=160, output_tokens=160, journal=journal)
         threading.Thread(target=reader.read, args=(QUESTION, document), kwargs={"run": "import"}, daemon=True).start()
         server = Server(journal, Reader.resumed)
         threading.Thread(target=server.run, daemon=True).start()
-        shoot(server.url, options.chunks, options.picture)
+        shoot(server.url, options.chunks, picture)
         journal.pause("import")
         server.stop()
 
@@ -45,10 +47,11 @@ def shoot(url: str, chunks: int, picture: Path) -> None:
     """Save what the page shows as soon as it has so many chunks."""
     choices = webdriver.ChromeOptions()
     choices.binary_location = shutil.which("chromium") or ""
-    for argument in ("--headless=new", "--no-sandbox", "--window-size=1200,760", "--hide-scrollbars"):
+    for argument in ("--headless=new", "--no-sandbox", "--hide-scrollbars"):
         choices.add_argument(argument)
     browser = webdriver.Chrome(options=choices, service=webdriver.ChromeService(shutil.which("chromedriver")))
     try:
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 1200, "height": 800, "deviceScaleFactor": 1, "mobile": False})
         browser.get(url)
         WebDriverWait(browser, 600).until(lambda page: len(page.find_elements("css selector", "#steps li")) >= chunks)
         browser.save_screenshot(str(picture))

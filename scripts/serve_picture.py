@@ -36,7 +36,7 @@ def main() -> None:
         journal = Journal(Path(folder) / "runs.db")
         reader = Reader("smollm2", chunk_tokens=1000, memory_tokens=160, output_tokens=160, journal=journal)
         threading.Thread(target=reader.read, args=(QUESTION, document), kwargs={"run": "import"}, daemon=True).start()
-        server = Server(journal, Reader.resumed)
+        server = Server(journal, Reader.from_run)
         threading.Thread(target=server.run, daemon=True).start()
         shoot(server.url, options.chunks, picture)
         journal.pause("import")

@@ -1,4 +1,4 @@
-"""Calls within limits: what is repeated, what is given up, what is not asked at all."""
+"""Calls within limits: what is retried, what is given up, what is refused."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
 import pytest
+from loopback import Loopback, Request, Response, chat
 from tenacity import wait_none
 
 from memagent_integrations import BackendError, ContextOverflow, Limits, MemAgentError, Reader, Reading, ScriptedBackend, UsageError, calls
+from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.records import Prompt, Reply
 
 DOCUMENT = ("The harbour master noted the tide and the weather. " * 38).strip()
 SIZES: dict[str, Any] = {"chunk_tokens": 100, "memory_tokens": 60}
 QUESTION = "What was noted?"
+PATIENCE = 10
 HOW = ("read", "aread", "stream", "astream", "read_many", "aread_many")
 DOWN = BackendError("the server is down", retryable=True)
 
@@ -68,7 +72,7 @@ def failing(times: int, error: MemAgentError = DOWN, at: int = 1) -> Callable[[P
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("at", [1, 4])
-def test_a_call_that_fails_is_repeated(how: str, at: int) -> None:
+def test_a_call_that_fails_is_retried(how: str, at: int) -> None:
     backend = scripted(failing(2, at=at), retries=2)
     reading = read(Reader(backend, **SIZES), how)
     assert [prompt.index for prompt in backend.prompts].count(at) == 3
@@ -80,7 +84,7 @@ def test_a_call_that_fails_is_repeated(how: str, at: int) -> None:
 @pytest.mark.parametrize(
     ("error", "tries"), [(DOWN, 3), (BackendError("a wrong key"), 1), (ContextOverflow("too long"), 1), (UsageError("a wrong setting"), 1)]
 )
-def test_only_what_may_succeed_is_repeated_and_not_for_ever(how: str, error: MemAgentError, tries: int) -> None:
+def test_only_what_may_succeed_is_retried_and_not_for_ever(how: str, error: MemAgentError, tries: int) -> None:
     backend = scripted(failing(9, error), retries=2)
     with pytest.raises(type(error), match=str(error)):
         read(Reader(backend, **SIZES), how)
@@ -100,39 +104,153 @@ def test_a_server_that_wants_to_be_left_alone_for_long_is() -> None:
         Reader(backend, **SIZES).read(QUESTION, DOCUMENT)
 
 
+def many(reader: Reader, how: str, documents: int = 20) -> list[Reading]:
+    jobs = [(f"Question {number}?", DOCUMENT) for number in range(documents)]
+    return reader.read_many(jobs) if how == "read_many" else asyncio.run(reader.aread_many(jobs))
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("how", ["read_many", "aread_many"])
-def test_the_budget_of_repetitions_is_shared(how: str) -> None:
+def test_the_budget_of_retries_is_shared(how: str) -> None:
     backend = scripted(lambda prompt: DOWN, retries=100)
-    reader = Reader(backend, limits=Limits(breaker_failures=1000, retry_share=0.5), **SIZES)
-    jobs = [(f"Question {number}?", DOCUMENT) for number in range(20)]
-    readings = reader.read_many(jobs) if how == "read_many" else asyncio.run(reader.aread_many(jobs))
-    assert all(isinstance(reading.error, BackendError) for reading in readings)
-    assert len(backend.prompts) <= 20 + 10 + 20 * 0.5
+    reader = Reader(backend, limits=Limits(breaker_threshold=1000, retry_ratio=0.5), **SIZES)
+    assert all(isinstance(reading.error, BackendError) for reading in many(reader, how))
+    retries = len(backend.prompts) - 20
+    assert 10 <= retries <= 10 + 20 * 0.5
+    before = len(backend.prompts)
+    many(reader, how)
+    assert before + 20 <= len(backend.prompts) <= before + 20 + 10, "calls go on to earn retries, and those that were refused cost none"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_long_good_time_earns_no_storm() -> None:
+    backend = scripted(lambda prompt: "a note", retries=100)
+    reader = Reader(backend, limits=Limits(retry_ratio=5), **SIZES)
+    many(reader, "read_many", 50)
+    before = len(backend.prompts)
+    backend._script = lambda prompt: DOWN
+    with pytest.raises(BackendError):
+        reader.read(QUESTION, DOCUMENT)
+    assert len(backend.prompts) - before == 1 + 10
+
+
+def test_limits_may_set_the_retries_of_any_backend() -> None:
+    for backend, limits, tries in ((scripted(failing(9)), Limits(max_retries=1), 2), (scripted(failing(9), retries=5), Limits(max_retries=0), 1)):
+        with pytest.raises(BackendError):
+            Reader(backend, limits=limits, **SIZES).read(QUESTION, DOCUMENT)
+        assert [prompt.index for prompt in backend.prompts].count(1) == tries
 
 
 @pytest.mark.parametrize("how", ["read_many", "aread_many"])
 def test_a_server_that_is_down_is_not_asked_by_every_document(how: str) -> None:
-    down = True
-    backend = scripted(lambda prompt: DOWN if down else "a note", concurrency=4)
-    reader = Reader(backend, limits=Limits(breaker_failures=5, breaker_seconds=0.2), **SIZES)
-    jobs = [(f"Question {number}?", DOCUMENT) for number in range(50)]
-    readings = reader.read_many(jobs) if how == "read_many" else asyncio.run(reader.aread_many(jobs))
+    is_down = True
+    backend = scripted(lambda prompt: DOWN if is_down else "a note", concurrency=4)
+    reader = Reader(backend, limits=Limits(breaker_threshold=5, breaker_cooldown=0.2), **SIZES)
+    readings = many(reader, how, 50)
     assert 5 <= len(backend.prompts) < 5 + 4
     messages = [str(reading.error) for reading in readings]
     assert messages[0] == "the server is down"
     assert sum("was not asked: its last 5 calls failed" in message for message in messages) > 40
     assert all(isinstance(reading.error, BackendError) and reading.error.retryable for reading in readings)
-    down = False
-    assert threading.Event().wait(0.25) is False
-    assert reader.read(QUESTION, DOCUMENT).answer == "a note", "after a while it is tried again"
+    is_down = False
+
+    until(lambda: not failure(reader))
+    assert reader.read(QUESTION, DOCUMENT).answer == "a note"
 
 
-def test_what_is_the_prompts_fault_opens_no_breaker() -> None:
-    backend = scripted(lambda prompt: ContextOverflow("too long") if prompt.index == 1 else "a note", concurrency=1)
-    reader = Reader(backend, limits=Limits(breaker_failures=2), **SIZES)
-    readings = reader.read_many([(f"Question {number}?", DOCUMENT) for number in range(10)])
-    assert {type(reading.error) for reading in readings} == {ContextOverflow}
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it never came to that")
+
+
+def test_one_call_is_let_through_and_decides() -> None:
+    """However many want to be the one."""
+    done, many_at_once = threading.Event(), 8
+
+    def script(prompt: Prompt) -> BackendError:
+        done.wait(PATIENCE)
+        return DOWN
+
+    backend = scripted(script)
+    reader = Reader(backend, limits=Limits(breaker_threshold=2, breaker_cooldown=0.05), **SIZES)
+    done.set()
+    assert [failure(reader), failure(reader)] == ["the server is down"] * 2
+    done.clear()
+    with ThreadPoolExecutor(many_at_once) as pool:
+        until(lambda: reader.calls._breaker._open_until < time.monotonic())
+        tries = [pool.submit(failure, reader) for _ in range(many_at_once)]
+        until(lambda: sum(one.done() for one in tries) == many_at_once - 1)
+        done.set()
+        said = sorted(one.result() for one in tries)
+    assert [message.partition(":")[0] for message in said] == ["scripted was not asked"] * 7 + ["the server is down"]
+    assert len(backend.prompts) == 2 + 1
+    assert "was not asked" in failure(reader), "the one that was let through failed"
+
+
+def failure(reader: Reader) -> str:
+    try:
+        reader.read(QUESTION, DOCUMENT)
+    except BackendError as error:
+        return str(error)
+    return ""
+
+
+def test_what_is_about_one_prompt_opens_no_breaker() -> None:
+    for error in (ContextOverflow("too long"), UsageError("a wrong setting"), BackendError("a bad request")):
+        backend = scripted(lambda prompt, error=error: error, concurrency=1)
+        readings = many(Reader(backend, limits=Limits(breaker_threshold=2), **SIZES), "read_many", 10)
+        assert {str(reading.error) for reading in readings} == {str(error)}
+
+
+def test_calls_that_nobody_waits_for_tell_nothing_of_the_server(slow: Callable[..., Slow]) -> None:
+    backend = slow(0)
+    reader = Reader(backend, limits=Limits(breaker_threshold=2), **SIZES)
+
+    async def impatient() -> None:
+        for _ in range(4):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.aread(QUESTION, DOCUMENT), 0.05)
+
+    asyncio.run(impatient())
+    backend.go.set()
+    assert reader.read(QUESTION, DOCUMENT).answer == "a note"
+
+
+def test_the_end_of_a_readings_time_says_nothing_of_the_server() -> None:
+    backend = scripted(lambda prompt: threading.Event().wait(0.03) or "a note", concurrency=4)
+    readings = many(Reader(backend, limits=Limits(run_timeout=0.05, breaker_threshold=2), **SIZES), "read_many")
+    assert all("run_timeout" in str(reading.error) for reading in readings)
+
+
+def test_a_server_that_cannot_count_is_not_asked_by_every_document() -> None:
+    with Loopback(lambda request: Response(status=503, body={"error": {"message": "down"}})) as server:
+        backend = OpenAIBackend("m", base_url=f"{server.url}/v1", max_retries=0)
+        readings = many(Reader(backend, limits=Limits(breaker_threshold=3), **SIZES), "read_many")
+        assert all(isinstance(reading.error, BackendError) and reading.error.retryable for reading in readings)
+        assert len(server.requests) < 3 + backend.concurrency
+
+
+def test_a_call_that_was_given_up_waits_for_no_place() -> None:
+    """Else it would be made when nobody wants its reply, in the place of one that somebody waits for."""
+    go, good = threading.Event(), chat(["a note"])
+
+    def respond(request: Request) -> Response:
+        go.wait(10)
+        return good(request)
+
+    with Loopback(respond) as server:
+        backend = OpenAIBackend("m", base_url=f"{server.url}/v1", tokenizer="approximate", max_retries=0, concurrency=2)
+        reader = Reader(backend, limits=Limits(call_timeout=0.3), **SIZES)
+        with ThreadPoolExecutor(6) as pool:
+            assert all(list(pool.map(lambda _: failure(reader), range(6))))
+        asked = len(server.requests)
+        go.set()
+        reading = reader.read(QUESTION, DOCUMENT)
+        backend.close()
+        assert len(server.requests) == asked + len(reading.steps), "none of those that were given up is made later"
 
 
 class Slow(ScriptedBackend):
@@ -140,13 +258,15 @@ class Slow(ScriptedBackend):
 
     def __init__(self, at: int, *, pieces: bool = False, **options: Any) -> None:
         super().__init__(lambda prompt: "a note", **options)
-        self.at, self.pieces, self.go, self.cancelled = at, pieces, threading.Event(), 0
+        self.at, self.pieces, self.go = at, pieces, threading.Event()
+        self.cancelled = self.tries = 0
 
     def wait(self, prompt: Prompt, *, pieces: bool = False) -> None:
         if prompt.index == self.at and pieces == self.pieces:
             self.go.wait(5)
 
     def complete(self, prompt: Prompt) -> Reply:
+        self.tries += prompt.index == self.at
         self.wait(prompt)
         return super().complete(prompt)
 
@@ -196,7 +316,7 @@ def test_a_call_that_takes_too_long_is_given_up(slow: Callable[..., Slow], how: 
         read(Reader(backend, limits=Limits(**{limit: 0.1}), **SIZES), how)
     assert caught.value.retryable
     assert time.monotonic() - started < 4
-    assert backend.cancelled == (how in ("aread", "aread_many") or (how == "astream" and at == 1) or (how == "astream" and at == 4))
+    assert backend.cancelled == how.startswith("a")
 
 
 @pytest.mark.parametrize("how", ["stream", "astream"])
@@ -231,17 +351,31 @@ def test_a_stream_with_a_time_limit_that_is_left_is_closed() -> None:
     assert closed == [True]
 
 
-def test_a_call_that_takes_too_long_is_repeated(slow: Callable[..., Slow]) -> None:
+@pytest.mark.usefixtures("impatient")
+def test_a_call_that_takes_too_long_is_retried(slow: Callable[..., Slow]) -> None:
     backend = slow(1)
-    backend.max_retries = 1
-    reader = Reader(backend, limits=Limits(call_timeout=0.2), **SIZES)
-    with pytest.raises(BackendError, match="no reply within"):
-        reader.read(QUESTION, DOCUMENT)
-    backend.go.set()
-    assert reader.read(QUESTION, DOCUMENT).answer == "a note"
+    reader = Reader(backend, limits=Limits(call_timeout=0.2, max_retries=1), **SIZES)
+    assert "no reply within" in failure(reader)
+    assert backend.tries == 2
 
 
-def test_no_repetition_beyond_the_end_of_a_reading() -> None:
+@pytest.mark.parametrize("how", ["stream", "astream"])
+def test_a_slow_reader_of_a_stream_makes_the_model_no_slower(how: str) -> None:
+    reader = Reader(scripted(lambda prompt: "some words of a note"), limits=Limits(call_timeout=0.3), **SIZES)
+    if how == "stream":
+        for event in reader.stream(QUESTION, DOCUMENT):
+            threading.Event().wait(0.1 if isinstance(event, str) else 0)
+    else:
+
+        async def slowly() -> None:
+            async for event in reader.astream(QUESTION, DOCUMENT):
+                await asyncio.sleep(0.1 if isinstance(event, str) else 0)
+
+        asyncio.run(slowly())
+    assert event.answer == "some words of a note" if how == "stream" else True
+
+
+def test_no_retry_beyond_the_end_of_a_reading() -> None:
     backend = scripted(failing(9, BackendError("busy", retryable=True, retry_after=5)), retries=5)
     started = time.monotonic()
     with pytest.raises(BackendError, match="busy"):
@@ -272,7 +406,7 @@ def test_batches_have_the_limits_too(limit: str) -> None:
 def test_with_a_journal_a_reading_goes_on_where_its_time_was_up(tmp_path: Any, slow: Callable[..., Slow]) -> None:
     backend = slow(2)
     reader = Reader(backend, limits=Limits(run_timeout=0.2), journal=tmp_path / "runs.db", **SIZES)
-    with pytest.raises(BackendError, match="read again to go on"):
+    with pytest.raises(BackendError, match="read again to resume"):
         reader.read(QUESTION, DOCUMENT)
     backend.go.set()
     reading = reader.read(QUESTION, DOCUMENT)
@@ -287,9 +421,10 @@ def test_with_a_journal_a_reading_goes_on_where_its_time_was_up(tmp_path: Any, s
         {"run_timeout": -1},
         {"run_timeout": "1"},
         {"run_timeout": 1e300},
-        {"retry_share": -0.1},
-        {"breaker_failures": 0},
-        {"breaker_seconds": float("inf")},
+        {"max_retries": -1},
+        {"retry_ratio": -0.1},
+        {"breaker_threshold": 0},
+        {"breaker_cooldown": float("inf")},
     ],
 )
 def test_limits_that_are_none(wrong: dict[str, Any]) -> None:

@@ -482,7 +482,7 @@ def test_files_that_are_no_journal(tmp_path: Path) -> None:
     assert foreign.read_bytes() == before
     with Journal(tmp_path / "new.db") as journal:
         journal._store._database.execute("PRAGMA user_version = 99")
-    with pytest.raises(JournalError, match="update the package"):
+    with pytest.raises(JournalError, match="another version of this package"):
         Journal(tmp_path / "new.db")
 
 

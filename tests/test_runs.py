@@ -95,7 +95,7 @@ def test_a_reading_is_paused_and_goes_on_with_its_own_files(
     moody.at_call = lambda number: number == 2 and run("runs", "pause", "gate", "--journal", journal)
     done = read(server, document, "--journal", journal, "--run", "gate")
     assert (done.exit_code, done.stdout) == (5, "")
-    assert done.stderr.splitlines()[-1] == "memagent: run gate was paused after 2 steps; read again to go on"
+    assert done.stderr.splitlines()[-1] == "memagent: run gate was paused after 2 steps; read again to resume"
     assert run("runs", "list", "--journal", journal).stdout.splitlines()[1].split("\t")[:3] == ["gate", "2", "paused"]
     monkeypatch.chdir(tmp_path)
     done = run("runs", "resume", "gate", "--journal", journal)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from loopback import Loopback, Response, chat
 
-from memagent_integrations import Journal, Reader, UsageError
+from memagent_integrations import Journal, Reader, RunPaused, UsageError
 from memagent_integrations.backends.openai import OpenAIBackend
-from memagent_integrations.journal import RunPaused
 from memagent_integrations.serve import Server
 
 QUESTION = "Who has the key?"
@@ -84,7 +84,7 @@ def read(endpoint: Loopback, book: Path, journal: Journal) -> Callable[..., Any]
 
 @pytest.fixture
 def server(journal: Journal) -> Iterator[Server]:
-    made = Server(journal, lambda records, run: Reader.resumed(records, run, window=2000))
+    made = Server(journal, lambda records, run: Reader.from_run(records, run, window=2000))
     thread = threading.Thread(target=made.run)
     thread.start()
     yield made
@@ -135,13 +135,14 @@ def test_a_run_is_followed_paused_and_goes_on(read: Callable[..., Any], client: 
     with ThreadPoolExecutor() as pool:  # a run that the server does not read
         reading = pool.submit(read)
         until(lambda: model.prompts)
-        assert "no run 'first'" in client.post("/api/pause", json={"name": "first"}).json()["error"], "nothing of it is recorded yet"
+        assert state(client) == "reading", "before anything of it is recorded"
         model.passes.release()
         until(lambda: len(model.prompts) == 2)
         assert state(client) == "reading"
         assert client.post("/api/pause", json={"name": "first"}).json() == {"name": None}
+        assert state(client) == "pausing"
         model.passes.release(100)
-        with pytest.raises(RunPaused, match="was paused after 2 steps; read again to go on"):
+        with pytest.raises(RunPaused, match="was paused after 2 steps; read again to resume"):
             reading.result()
     assert state(client) == "paused"
     assert client.post("/api/resume", json={"name": "first"}).status_code == 200
@@ -219,9 +220,12 @@ def test_two_do_not_read_one_run(read: Callable[..., Any], client: httpx.Client,
         ("/api/branch", b'{"name": "first", "step": 1e400, "memory": null}', 400),
         ("/api/branch", b"[" * 100_000, 400),
         ("/api/branch", b" " * (1 << 20) + b"{}", 413),
+        ("/api/branch", iter([b"{}"]), 411),
     ],
 )
-def test_bad_requests_are_told_what_is_wrong(read: Callable[..., Any], client: httpx.Client, path: str, body: bytes | None, status: int) -> None:
+def test_bad_requests_are_told_what_is_wrong(
+    read: Callable[..., Any], client: httpx.Client, path: str, body: bytes | Iterator[bytes] | None, status: int
+) -> None:
     read()
     answer = client.get(path) if body is None else client.post(path, content=body)
     assert answer.status_code == status
@@ -261,12 +265,14 @@ def test_others_are_refused(read: Callable[..., Any], client: httpx.Client, head
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_it_listens_on_the_loopback_interface_alone(server: Server) -> None:
-    assert server._socket.getsockname()[0] == "127.0.0.1"
-    with pytest.raises(UsageError, match="cannot listen on port"):
-        Server(Journal.__new__(Journal), lambda records, run: None, port=server._socket.getsockname()[1])  # type: ignore[arg-type, return-value]
-    with pytest.raises(UsageError, match="port"):
-        Server(Journal.__new__(Journal), lambda records, run: None, port=70000)  # type: ignore[arg-type, return-value]
+def test_it_listens_on_the_loopback_interface_alone(server: Server, journal: Journal) -> None:
+    port = int(server.address.rpartition(":")[2])
+    assert {bound.laddr.ip for bound in psutil.Process().net_connections("tcp") if bound.laddr.port == port and bound.status == "LISTEN"} == {
+        "127.0.0.1"
+    }
+    for wrong, said in ((port, "cannot listen on port"), (70000, "port"), (-1, "port")):
+        with pytest.raises(UsageError, match=said):
+            Server(journal, Reader.from_run, port=wrong)
 
 
 def test_hostile_text_arrives_as_it_is(read: Callable[..., Any], client: httpx.Client, journal: Journal) -> None:

@@ -15,8 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 from test_serve import CHUNKS, PATIENCE, Model, book, endpoint, journal, model, read, server, until
 
-from memagent_integrations import Journal
-from memagent_integrations.journal import RunPaused
+from memagent_integrations import Journal, RunPaused
 from memagent_integrations.serve import Server
 
 __all__ = ["book", "browser", "endpoint", "journal", "model", "read", "server"]  # fixtures
@@ -79,7 +78,7 @@ def test_a_run_is_followed_paused_edited_and_gone_on_with(
     area.send_keys(Keys.CONTROL, "a")
     area.send_keys(HOSTILE)
     asked = len(model.prompts)
-    click(page, "Go on with this memory")
+    click(page, "Continue with this memory")
     wait(page, lambda: "finished" in text(page, "#state"))
     assert text(page, "#answer") == "Anna."
     assert "run=first.1" in page.current_url
@@ -93,9 +92,9 @@ def test_a_run_is_followed_paused_edited_and_gone_on_with(
 
     Select(find(page, "#runs")[0]).select_by_value("first")
     wait(page, lambda: "paused" in text(page, "#state"))
-    click(page, "Go on")
+    click(page, "Resume")
     wait(page, lambda: "finished" in text(page, "#state"))
-    click(page, "Go on from here")
+    click(page, "Branch from here")
     wait(page, lambda: "run=first.2" in page.current_url and "finished" in text(page, "#state"))
     assert [(run.name, run.parent) for run in journal.runs()] == [("first", None), ("first.1", "first"), ("first.2", "first")]
 
@@ -111,6 +110,12 @@ def test_editing_is_not_disturbed_by_what_comes(page: webdriver.Chrome, read: Ca
         model.passes.release(100)
         wait(page, lambda: "finished" in text(page, "#state"))
         assert str(find(page, "#memory")[0].get_property("value")).endswith(" jjkk/d")
+        press_other = find(page, "#steps button")[0]
+        press_other.click()
+        assert "Memory after chunk 1" in text(page, "#step h2")
+        find(page, "#steps button")[1].click()
+        click(page, "Edit the memory")
+        assert str(find(page, "#memory")[0].get_property("value")).endswith(" jjkk/d"), "a draft is kept"
         click(page, "Cancel")
         assert "Memory after chunk 2" in text(page, "#step h2")
         reading.result()
@@ -121,7 +126,7 @@ def test_what_goes_wrong_is_shown(page: webdriver.Chrome, server: Server, read: 
     journal.edit("first", 1, memory="another note")
     model.broken = True
     page.get(f"{server.address}/?run=first.1#token={server.token}")
-    click(page, "Go on")
+    click(page, "Resume")
     wait(page, lambda: "out of order" in text(page, "#note"))
     wait(page, lambda: "unfinished" in text(page, "#state"))
     page.get_log("browser")  # type: ignore[no-untyped-call]

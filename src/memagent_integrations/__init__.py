@@ -13,7 +13,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from memagent_integrations.backends import Backend, ScriptedBackend, load_backend
     from memagent_integrations.calls import Limits
-    from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, UsageError
+    from memagent_integrations.errors import (
+        BackendError,
+        ContextOverflow,
+        JournalError,
+        JournalMismatch,
+        MemAgentError,
+        MissingExtra,
+        RunPaused,
+        UsageError,
+    )
     from memagent_integrations.journal import Journal
     from memagent_integrations.langchain import MemAgentReader
     from memagent_integrations.llama_index import MemAgentQueryEngine, MemAgentSynthesizer
@@ -27,6 +36,8 @@ __all__ = [
     "Budgets",
     "ContextOverflow",
     "Journal",
+    "JournalError",
+    "JournalMismatch",
     "Limits",
     "MemAgentError",
     "MemAgentQueryEngine",
@@ -36,6 +47,7 @@ __all__ = [
     "PromptSet",
     "Reader",
     "Reading",
+    "RunPaused",
     "ScriptedBackend",
     "Step",
     "UsageError",
@@ -45,7 +57,7 @@ __all__ = [
 _HOMES = {
     "backends": ("Backend", "ScriptedBackend", "load_backend"),
     "calls": ("Limits",),
-    "errors": ("BackendError", "ContextOverflow", "MemAgentError", "MissingExtra", "UsageError"),
+    "errors": ("BackendError", "ContextOverflow", "JournalError", "JournalMismatch", "MemAgentError", "MissingExtra", "RunPaused", "UsageError"),
     "journal": ("Journal",),
     "langchain": ("MemAgentReader",),
     "llama_index": ("MemAgentQueryEngine", "MemAgentSynthesizer"),

@@ -1,4 +1,4 @@
-"""Calls of a model within limits: repeated while that helps, given up when they take too long, not made while the model's server is down."""
+"""Calls of a model within limits: retried while that helps, given up when they take too long, refused while the model's server is down."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, wait
-from contextlib import aclosing, asynccontextmanager, closing, contextmanager
-from contextvars import copy_context
+from concurrent.futures import CancelledError, Future, InvalidStateError, wait
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
+from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from pybreaker import CircuitBreaker, CircuitBreakerError
 from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from memagent_integrations.backends import Backend
@@ -24,50 +23,55 @@ from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.settings import check_int, check_number, given
 from memagent_integrations.telemetry import under
 
-MOST_WAIT = 120.0
-"""A server that asks for more seconds of patience is not asked again."""
-_FREE_RETRIES = 10
+_MOST_WAIT = 60.0  # a server that asks for a longer pause is not asked again
+_BURST = 10  # retries that can be had at once
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=8)
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a reader bears of a model that is slow or fails.
+    """How long to wait for a slow model, and how often to retry a failing one.
 
     Args:
-        call_timeout: seconds that one try of a call may take; None: as many as the backend waits.
-        run_timeout: seconds that one reading may take, from its first call on; None: any number.
-        retry_share: repetitions allowed for each call made, over all readings of the reader, on top of ten. How often one call is repeated
-            is the backend's `max_retries`.
-        breaker_failures: when so many calls in a row have failed, of whatever reading, no more are made
-        breaker_seconds: for so many seconds; then one is tried.
+        call_timeout: seconds for one try of a call; None: as many as the backend waits.
+        run_timeout: seconds for one reading, from its first call on; None: any number.
+        max_retries: retries of one call; None: the backend's `max_retries`.
+        retry_ratio: retries for each call made, over all readings of the reader, beyond ten.
+        breaker_threshold: after this many consecutive failed calls, across all readings, calls are refused
+        breaker_cooldown: for this many seconds; then one is let through, and decides.
 
-    A sync call that takes too long is left to itself, in a thread of its own; an async one is cancelled.
+    A sync call that takes too long keeps running in the background, and its reply is discarded; an async one is cancelled.
 
     Raises:
-        UsageError: a limit is not a number of its range.
+        UsageError: a limit is not a number in its range.
     """
 
     call_timeout: float | None = None
     run_timeout: float | None = None
-    retry_share: float = 0.2
-    breaker_failures: int = 10
-    breaker_seconds: float = 30.0
+    max_retries: int | None = None
+    retry_ratio: float = 0.2
+    breaker_threshold: int = 10
+    breaker_cooldown: float = 30.0
 
     def __post_init__(self) -> None:
-        check_number(least=0.001, most=threading.TIMEOUT_MAX, **given(call_timeout=self.call_timeout, run_timeout=self.run_timeout))
-        check_number(most=1e6, retry_share=self.retry_share, breaker_seconds=self.breaker_seconds)
-        check_int(breaker_failures=self.breaker_failures)
+        check_number(least=0.001, most=1e9, **given(call_timeout=self.call_timeout, run_timeout=self.run_timeout))
+        check_number(most=1e6, retry_ratio=self.retry_ratio, breaker_cooldown=self.breaker_cooldown)
+        check_int(breaker_threshold=self.breaker_threshold)
+        check_int(least=0, **given(max_retries=self.max_retries))
 
 
 def limited(turns: Turns, run_timeout: float | None) -> Turns:
-    """The loop `turns`, nobody waiting for its calls any more when `run_timeout` seconds have gone by since the first of them."""
+    """The loop `turns`, whose prompts have a deadline: `run_timeout` seconds after the first call."""
+    return _limited(turns, run_timeout) if run_timeout else turns
+
+
+def _limited(turns: Turns, run_timeout: float) -> Turns:
     deadline = None
     with closing(turns):
         state = advance(turns, None)
         while isinstance(state, Prompt):
-            if run_timeout and not deadline and not state.recorded:
+            if not deadline and not state.recorded:
                 deadline = time.monotonic() + run_timeout
             try:
                 outcome: Reply | MemAgentError = yield replace(state, deadline=deadline)
@@ -78,155 +82,186 @@ def limited(turns: Turns, run_timeout: float | None) -> Turns:
 
 
 class Calls:
-    """Makes the calls of all readings of a reader, each within the limits. A call that ends at a limit is a `BackendError` worth another try."""
+    """Makes the calls of all readings of a reader, within its limits. A call that meets one ends with a `BackendError` that is retryable."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_seconds, exclude=[_in_order], throw_new_error_on_trip=False)
+        self._breaker = _Breaker(limits.breaker_threshold, limits.breaker_cooldown)
         self._lock = threading.Lock()
-        self._made, self._repeated = 0, 0
+        self._retries = float(_BURST)  # a bucket of tokens, as in gRPC's retry throttling
 
-    def complete(self, backend: Backend, prompt: Prompt) -> Reply:
-        """The reply to one prompt."""
+    def count(self, backend: Backend, text: str) -> int:
+        """Tokens of a text: with many endpoints that is a call too."""
+        return self.asked(backend, lambda: backend.count(text))
 
-        def made() -> Reply:
-            with under(prompt.context):
-                return backend.complete(prompt)
+    def asked(self, backend: Backend, question: Callable[[], _T]) -> _T:
+        """What the backend says of itself. It may say that while its model is down: so it closes no breaker."""
+        with self._breaker.aside(backend.name):
+            answer: _T = Retrying(**self._retrying(backend, None))(question)
+        return answer
+
+    def complete(self, backend: Backend, prompt: Prompt, cancelled: threading.Event | None = None) -> Reply:
+        """The reply to one prompt. Once `cancelled` is set, it is not retried any more."""
 
         def once() -> Reply:
-            return self._in_time(self._deadline(prompt), prompt, made)
+            timed, deadline = self._timed(prompt)
+            return self._in_time(prompt, deadline, lambda: backend.complete(timed))
 
         with self._allowed(backend):
-            reply: Reply = Retrying(**self._repeating(backend, prompt))(once)
+            reply: Reply = Retrying(**self._retrying(backend, prompt.deadline), sleep=partial(_sleep, cancelled))(once)
         return reply
 
     async def acomplete(self, backend: Backend, prompt: Prompt) -> Reply:
         """`complete`, async."""
 
         async def once() -> Reply:
-            async with self._awaited(self._deadline(prompt), prompt):
-                return await backend.acomplete(prompt)
+            timed, deadline = self._timed(prompt)
+            async with self._awaited(prompt, deadline):
+                return await backend.acomplete(timed)
 
         with self._allowed(backend):
-            return await AsyncRetrying(**self._repeating(backend, prompt))(once)
+            return await AsyncRetrying(**self._retrying(backend, prompt.deadline))(once)
 
     def stream(self, backend: Backend, prompt: Prompt) -> Generator[str | Reply]:
-        """The reply in pieces, and then the whole. It is not repeated once the first piece is there."""
+        """The reply in pieces, and then the whole. It is not retried once the first piece is there."""
 
-        def begun() -> Generator[str | Reply]:
+        def begun() -> tuple[str | Reply | None, Generator[str | Reply]]:
             pieces = self._pieces(backend, prompt)
-            return _again(next(pieces, None), pieces)
+            return next(pieces, None), pieces
 
         with self._allowed(backend):
-            pieces: Generator[str | Reply] = Retrying(**self._repeating(backend, prompt))(begun)
-            yield from pieces
+            start: tuple[str | Reply | None, Generator[str | Reply]] = Retrying(**self._retrying(backend, prompt.deadline))(begun)
+            first, pieces = start
+            with closing(pieces):
+                while first is not None:
+                    yield first
+                    first = next(pieces, None)
 
     async def astream(self, backend: Backend, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
 
-        async def begun() -> AsyncGenerator[str | Reply]:
+        async def begun() -> tuple[str | Reply | None, AsyncGenerator[str | Reply]]:
             pieces = self._apieces(backend, prompt)
-            return _aagain(await anext(pieces, None), pieces)
+            return await anext(pieces, None), pieces
 
         with self._allowed(backend):
-            begun_pieces: AsyncGenerator[str | Reply] = await AsyncRetrying(**self._repeating(backend, prompt))(begun)
-            async with aclosing(begun_pieces) as pieces:
-                async for piece in pieces:
-                    yield piece
+            start: tuple[str | Reply | None, AsyncGenerator[str | Reply]] = await AsyncRetrying(**self._retrying(backend, prompt.deadline))(begun)
+            first, pieces = start
+            async with aclosing(pieces):
+                while first is not None:
+                    yield first
+                    first = await anext(pieces, None)
 
     def complete_batch(self, backend: Backend, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
-        """The replies to prompts that are computed together, in this process: they are not repeated."""
-        deadlines = [self._deadline(prompt) for prompt in prompts]
-        late = [deadline <= time.monotonic() for deadline in deadlines]
-        waiting = [prompt for prompt, is_late in zip(prompts, late, strict=True) if not is_late]
-        try:
-            made = iter(self._in_time(max(deadlines), prompts[0], lambda: backend.complete_batch(waiting)) if waiting else ())
-        except _TooLate:
-            made, late = iter(()), [True] * len(prompts)
-        return [self._too_late(prompt) if is_late else next(made) for prompt, is_late in zip(prompts, late, strict=True)]
+        """The replies to prompts that are computed together, in this process: they are not retried."""
+        timed = [self._timed(prompt) for prompt in prompts]
+        begun = {place: prompt for place, (prompt, deadline) in enumerate(timed) if deadline > time.monotonic()}
+        made: dict[int, Reply | MemAgentError] = {}
+        if begun:
+            latest = max(deadline for _, deadline in timed)
+            with suppress(CallTimeout):
+                made = dict(zip(begun, self._in_time(prompts[0], latest, lambda: backend.complete_batch(list(begun.values()))), strict=True))
+        return [made.get(place) or self._too_late(prompt) for place, prompt in enumerate(prompts)]
 
     def _pieces(self, backend: Backend, prompt: Prompt) -> Generator[str | Reply]:
-        deadline, pieces = self._deadline(prompt), backend.stream(prompt)
-
-        def take() -> str | Reply | None:
-            with under(prompt.context):
-                return next(pieces, None)
-
+        timed, deadline = self._timed(prompt)
+        pieces, context = backend.stream(timed), copy_context()
         try:
-            while (piece := self._in_time(deadline, prompt, take)) is not None:
+            while (piece := self._in_time(prompt, deadline, lambda: next(pieces, None), context, pieces.close)) is not None:
+                given = time.monotonic()
                 yield piece
-        except GeneratorExit:  # at the end of our patience a piece is being made: then it cannot be closed
+                deadline = min(deadline + time.monotonic() - given, prompt.deadline or math.inf)  # the model does not answer for whoever reads
+        except GeneratorExit:
             pieces.close()
             raise
 
     async def _apieces(self, backend: Backend, prompt: Prompt) -> AsyncGenerator[str | Reply]:
-        deadline = self._deadline(prompt)
-        async with aclosing(backend.astream(prompt)) as pieces:
+        timed, deadline = self._timed(prompt)
+        async with aclosing(backend.astream(timed)) as pieces:
             while True:
-                async with self._awaited(deadline, prompt):
+                async with self._awaited(prompt, deadline):
                     piece = await anext(pieces, None)
                 if piece is None:
                     return
+                given = time.monotonic()
                 yield piece
+                deadline = min(deadline + time.monotonic() - given, prompt.deadline or math.inf)
 
     @contextmanager
     def _allowed(self, backend: Backend) -> Iterator[None]:
         """One call, unless too many before it have failed."""
-        with self._lock:
-            self._made += 1
-        try:
-            with self._breaker.calling():
-                yield
-        except CircuitBreakerError as error:
-            raise BackendError(
-                f"{backend.name} was not asked: its last {self.limits.breaker_failures} calls failed, the next one is made "
-                f"{self.limits.breaker_seconds:g} s after them",
-                retryable=True,
-            ) from error
+        with self._breaker.passed(backend.name):
+            with self._lock:
+                self._retries = min(self._retries + self.limits.retry_ratio, _BURST)
+            yield
 
-    def _repeating(self, backend: Backend, prompt: Prompt) -> dict[str, Any]:
-        """When a call is repeated, for tenacity."""
+    def _retrying(self, backend: Backend, deadline: float | None) -> dict[str, Any]:
+        """When a call is retried, for tenacity."""
+        most = backend.max_retries if self.limits.max_retries is None else self.limits.max_retries
         return {
             "retry": retry_if_exception(lambda error: isinstance(error, BackendError) and error.retryable),
             "wait": _pause,
-            "stop": partial(self._enough, backend.max_retries, prompt),
+            "stop": partial(self._enough, most, deadline),
             "reraise": True,
         }
 
-    def _enough(self, max_retries: int, prompt: Prompt, state: RetryCallState) -> bool:
-        pause = state.upcoming_sleep
-        if state.attempt_number > max_retries or pause > MOST_WAIT or (prompt.deadline and time.monotonic() + pause >= prompt.deadline):
+    def _enough(self, most: int, deadline: float | None, state: RetryCallState) -> bool:
+        if state.attempt_number > most or _asked(state) > _MOST_WAIT:
+            return True
+        if deadline and time.monotonic() + state.upcoming_sleep >= deadline:
             return True
         with self._lock:
-            self._repeated += 1
-            return self._repeated > _FREE_RETRIES + self.limits.retry_share * self._made
+            if self._retries < 1:
+                return True
+            self._retries -= 1
+            return False
 
-    def _deadline(self, prompt: Prompt) -> float:
-        """When a call that begins now has to be through."""
-        return min(time.monotonic() + (self.limits.call_timeout or math.inf), prompt.deadline or math.inf)
+    def _timed(self, prompt: Prompt) -> tuple[Prompt, float]:
+        """The prompt with the time by which the call that begins now has to be through, and that time."""
+        deadline = min(time.monotonic() + (self.limits.call_timeout or math.inf), prompt.deadline or math.inf)
+        return (prompt if deadline == math.inf else replace(prompt, deadline=deadline)), deadline
 
-    def _in_time(self, deadline: float, prompt: Prompt, call: Callable[[], _T]) -> _T:
-        """What `call` returns; when that takes too long, it is left to itself."""
+    def _in_time(
+        self,
+        prompt: Prompt,
+        deadline: float,
+        call: Callable[[], _T],
+        context: Context | None = None,
+        late: Callable[[], None] = lambda: None,
+    ) -> _T:
+        """What `call` returns; when that takes too long it goes on without us, in its thread, and ends with `late`."""
+
+        def made() -> _T:
+            with under(prompt.context):
+                return call()
+
         if deadline == math.inf:
-            return call()
+            return made()
         outcome: Future[_T] = Future()
-        context = copy_context()
+        context = context or copy_context()
 
         def run() -> None:
             try:
-                outcome.set_result(context.run(call))
+                result = context.run(made)
+                if outcome.cancelled():
+                    context.run(late)
+                else:
+                    outcome.set_result(result)
+            except InvalidStateError:  # it was cancelled this moment
+                context.run(late)
             except BaseException as error:
-                outcome.set_exception(error)
+                with suppress(InvalidStateError):
+                    outcome.set_exception(error)
 
         left = deadline - time.monotonic()
         if left > 0:
             threading.Thread(target=run, name="memagent call", daemon=True).start()
-        if left <= 0 or wait([outcome], left).not_done:
+        if left <= 0 or (wait([outcome], left).not_done and outcome.cancel()):
             raise self._too_late(prompt)
         return outcome.result()
 
     @asynccontextmanager
-    async def _awaited(self, deadline: float, prompt: Prompt) -> AsyncGenerator[None]:
+    async def _awaited(self, prompt: Prompt, deadline: float) -> AsyncGenerator[None]:
         """A block that is cancelled when it takes too long."""
         left = deadline - time.monotonic()
         try:
@@ -238,39 +273,92 @@ class Calls:
                 raise self._too_late(prompt) from error
             raise
 
-    def _too_late(self, prompt: Prompt) -> _TooLate:
+    def _too_late(self, prompt: Prompt) -> CallTimeout:
         if prompt.deadline and time.monotonic() >= prompt.deadline:
-            return _TooLate(f"the reading took more than its {self.limits.run_timeout:g} s (run_timeout); with a journal, read again to go on")
-        return _TooLate(f"the model gave no reply within {self.limits.call_timeout:g} s (call_timeout)")
+            return RunTimeout(f"the reading took more than its {self.limits.run_timeout:g} s (run_timeout); with a journal, read again to resume")
+        return CallTimeout(f"the model gave no reply within {self.limits.call_timeout:g} s (call_timeout)")
 
 
-class _TooLate(BackendError):
+class CallTimeout(BackendError):
+    """A call met its time limit."""
+
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=True)
 
 
-def _in_order(error: BaseException) -> bool:
-    """Whether the model's server is in order all the same: it is the prompt that is at fault, or nobody wants the reply any more."""
-    return not isinstance(error, BackendError)
+class RunTimeout(CallTimeout):
+    """The reading met its time limit, which says nothing of the server."""
+
+
+class _Breaker:
+    """Refuses calls when the last `threshold` have failed, for `cooldown` seconds. Then one is let through: its success lets in all others.
+
+    Only failures that may pass count (`retryable`): the others are about one prompt, and a call that was cancelled tells nothing.
+    """
+
+    def __init__(self, threshold: int, cooldown: float) -> None:
+        self._threshold, self._cooldown = threshold, cooldown
+        self._lock = threading.Lock()
+        self._failures, self._open_until, self._trial = 0, 0.0, False
+
+    @contextmanager
+    def passed(self, name: str) -> Iterator[None]:
+        """A call, which decides when it is the one that is let through."""
+        with self._lock:
+            trial = self._check(name)
+            self._trial = self._trial or trial
+        try:
+            yield
+        except BaseException as error:
+            with self._lock:
+                if trial:
+                    self._trial = False
+                self._failed(error, again=trial)
+            raise
+        with self._lock:
+            self._failures, self._trial = 0, False
+
+    @contextmanager
+    def aside(self, name: str) -> Iterator[None]:
+        """Something else that is asked of the server: refused as calls are, and its failure counts, but not its success."""
+        with self._lock:
+            self._check(name)
+        try:
+            yield
+        except BaseException as error:
+            with self._lock:
+                self._failed(error, again=True)
+            raise
+
+    def _check(self, name: str) -> bool:
+        """Whether the breaker is open, and this is let through all the same."""
+        if self._failures < self._threshold:
+            return False
+        if self._trial or time.monotonic() < self._open_until:
+            raise BackendError(
+                f"{name} was not asked: its last {self._threshold} calls failed; the next is made {self._cooldown:g} s after them", retryable=True
+            )
+        return True
+
+    def _failed(self, error: BaseException, *, again: bool) -> None:
+        if isinstance(error, BackendError) and error.retryable and not isinstance(error, RunTimeout):
+            self._failures += 1
+            if self._failures == self._threshold or (again and self._failures > self._threshold):
+                self._open_until = time.monotonic() + self._cooldown
 
 
 def _pause(state: RetryCallState) -> float:
-    """Seconds until a call is repeated: what the server asks for, else more each time."""
-    error = state.outcome.exception() if state.outcome else None
-    asked = getattr(error, "retry_after", None)
-    return _BACKOFF(state) if asked is None else float(asked)
+    """Seconds until a call is retried: a growing random pause, on top of what the server asks for."""
+    return _BACKOFF(state) + _asked(state)
 
 
-def _again(first: _T | None, rest: Generator[_T]) -> Generator[_T]:
-    with closing(rest):
-        if first is not None:
-            yield first
-            yield from rest
+def _asked(state: RetryCallState) -> float:
+    """The pause that the server asks for."""
+    seconds = getattr(state.outcome.exception() if state.outcome else None, "retry_after", None) or 0.0
+    return float(seconds) if seconds > 0 else 0.0
 
 
-async def _aagain(first: _T | None, rest: AsyncGenerator[_T]) -> AsyncGenerator[_T]:
-    async with aclosing(rest):
-        if first is not None:
-            yield first
-            async for piece in rest:
-                yield piece
+def _sleep(cancelled: threading.Event | None, seconds: float) -> None:
+    """Wait, unless nobody waits for the outcome any more."""
+    if (cancelled or threading.Event()).wait(seconds):
+        raise CancelledError

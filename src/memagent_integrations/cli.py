@@ -26,8 +26,7 @@ from typer.core import TyperGroup
 
 from memagent_integrations import __version__, models
 from memagent_integrations.calls import Limits
-from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, UsageError, why
-from memagent_integrations.journal import RunPaused
+from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, RunPaused, UsageError, why
 from memagent_integrations.progress import PullProgress, ReadingProgress
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -52,15 +51,16 @@ class Commands(TyperGroup):
                 _fail(str(error), _exit_code(error))
             except Terminated as stop:
                 _fail(str(stop), 143)
-            except KeyboardInterrupt:
-                _fail("interrupted", 130)
+            except KeyboardInterrupt as stop:
+                _fail(str(stop) or "interrupted", 130)
             except OSError as error:
                 abandon(sys.stdout)
                 if isinstance(error, BrokenPipeError):
                     raise typer.Exit(141) from None
                 _fail(str(error), 2)
             except _CommandLineError as error:
-                _fail(f"{error.format_message()} (memagent --help)", 2)  # type: ignore[attr-defined]
+                where = error.ctx.command_path if error.ctx else "memagent"  # type: ignore[attr-defined]
+                _fail(f"{error.format_message()} ({where} --help)", 2)  # type: ignore[attr-defined]
 
 
 app = typer.Typer(name="memagent", cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -173,8 +173,6 @@ def resume(
     files: _MoreFiles = None,
     window: _Window = None,
     base_url: _BaseUrl = None,
-    tokenizer: _Tokenizer = None,
-    temperature: _Temperature = None,
     stream: _Stream = False,
     as_json: _Json = False,
     trace: _Trace = None,
@@ -191,8 +189,8 @@ def resume(
             raise UsageError(f"the run {run} read no files, or was not told which; name what it is to read on: memagent runs resume {run} FILE...")
         _check(files, output, plan=False, journal=journal)
         begun, limits = records.run(run), Limits(call_timeout=call_timeout, run_timeout=run_timeout)
-        options = _given(ctx, "window", "base_url", "tokenizer", "temperature")
-        made = partial(Reader.resumed, records, run, limits=limits, backend_options=options)
+        options = _given(ctx, "window", "base_url")
+        made = partial(Reader.from_run, records, run, limits=limits, backend_options=options)
         _answer(made, begun.model, begun.question, files, run, output)
 
 
@@ -209,10 +207,16 @@ class Output:
 
 def _answer(made: Callable[[], Reader], model: str, question: str, files: list[str], run: str | None, output: Output) -> None:
     """Read, and write the answer."""
-    console, beginning, _ = Console(stderr=True), f"loading {model}", _fetched(model, quiet=output.quiet)
-    shown = WatchedReading(console, beginning, quiet=output.quiet, question=question) if output.watch else None
-    with shown or ReadingProgress(console, beginning, quiet=output.quiet) as progress, made() as reader:
-        reading = _read(reader, question, files, progress, output, run)
+    _fetched(model, quiet=output.quiet)
+    display = partial(WatchedReading, question=question) if output.watch else ReadingProgress
+    with display(Console(stderr=True), f"loading {model}", quiet=output.quiet) as progress, made() as reader:
+        try:
+            reading = _read(reader, question, files, progress, output, run)
+        except KeyboardInterrupt as stop:
+            if reader.journal:
+                how = f"memagent runs resume {run} --journal {reader.journal.path.name}" if run else "the same command"
+                raise type(stop)(f"{stop or 'interrupted'}; {how} goes on from here") from None
+            raise
         progress.done(reading)
     try:
         if output.trace:
@@ -229,13 +233,12 @@ def serve_journal(
     port: _Port = 0,
     window: _Window = None,
     base_url: _BaseUrl = None,
-    tokenizer: _Tokenizer = None,
 ) -> None:
     """Write the address of a page that follows the runs of a journal, pauses them, edits their memory and goes on from any step, until Ctrl-C."""
     serve = import_module("memagent_integrations.serve")  # its packages are an extra
-    options = _given(ctx, "window", "base_url", "tokenizer")
+    options = _given(ctx, "window", "base_url")
     with opened(journal) as records:
-        server = serve.Server(records, partial(Reader.resumed, backend_options=options), port=port)
+        server = serve.Server(records, partial(Reader.from_run, backend_options=options), port=port)
         typer.echo(server.url)
         sys.stdout.flush()
         try:

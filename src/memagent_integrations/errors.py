@@ -50,12 +50,15 @@ class BackendError(MemAgentError):
     def __init__(self, message: str, *, retryable: bool = False, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retryable = retryable
-        if retry_after is not None:
-            self.retry_after = retry_after
+        self.retry_after = retry_after
 
 
 class JournalError(MemAgentError):
     """The journal's file cannot be read or written, or the run is in use. What is recorded is safe."""
+
+
+class RunPaused(JournalError):
+    """The run was paused (`Journal.pause`). Read it again to resume."""
 
 
 class JournalMismatch(JournalError):

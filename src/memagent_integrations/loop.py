@@ -117,10 +117,10 @@ def _no_answer(reply: Reply) -> str:
     return "the model gave no answer: its reply is empty or only thinking"
 
 
-def advance(turns: Turns, reply: Reply | MemAgentError | None) -> Prompt | Reading:
-    """Give the loop the reply (or the error) of its last prompt; get its next prompt, or the reading."""
+def advance(turns: Turns, reply: Reply | Exception | None) -> Prompt | Reading:
+    """Give the loop the reply (or the error) of its last prompt; get its next prompt, or the reading. An error that is none of ours is raised."""
     try:
-        if isinstance(reply, MemAgentError):
+        if isinstance(reply, Exception):
             return turns.throw(reply)
         return next(turns) if reply is None else turns.send(reply)
     except StopIteration as stop:
@@ -132,7 +132,7 @@ class Incoming:
     """What one call brings: pieces of the answer on the way, and at the end the outcome to give to the loop."""
 
     def __init__(self, prompt: Prompt, prompts: PromptSet) -> None:
-        self.outcome: Reply | MemAgentError = BackendError("the backend ended without a reply")
+        self.outcome: Reply | Exception = BackendError("the backend ended without a reply")
         thinking = prompt.after is not None and opened_by_template(prompt.after.reply.text)
         self._answer = AnswerStream(prompts, thinking=thinking) if prompt.phase == "answer" else None
 
@@ -155,7 +155,7 @@ def drive(turns: Turns, call: Call, prompts: PromptSet) -> Generator[Event]:
             try:
                 for piece in (state.recorded,) if state.recorded else call(state):
                     yield from incoming.take(piece)
-            except MemAgentError as error:
+            except Exception as error:
                 incoming.outcome = error
             state = advance(turns, incoming.outcome)
             yield from _new_step(state)
@@ -174,7 +174,7 @@ async def adrive(turns: Turns, call: AsyncCall, prompts: PromptSet, chunks: Asyn
                     async for piece in pieces:
                         for text in incoming.take(piece):
                             yield text
-            except MemAgentError as error:
+            except Exception as error:
                 incoming.outcome = error
             state = await _aadvance(turns, incoming.outcome, chunks, turn)
             for step in _new_step(state):
@@ -251,8 +251,8 @@ async def _given(reply: Reply) -> AsyncGenerator[Reply]:
     yield reply
 
 
-async def _aadvance(turns: Turns, reply: Reply | MemAgentError | None, chunks: AsyncChunks | None, turn: threading.Lock) -> Prompt | Reading:
-    if chunks and not isinstance(reply, MemAgentError):  # a failed call does not wait for text
+async def _aadvance(turns: Turns, reply: Reply | Exception | None, chunks: AsyncChunks | None, turn: threading.Lock) -> Prompt | Reading:
+    if chunks and not isinstance(reply, Exception):  # a failed call does not wait for text
         await chunks.fetch()
 
     def take_turn() -> Prompt | Reading:

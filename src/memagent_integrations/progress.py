@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from memagent_integrations.records import NO_USAGE, Plan, Reading, Step
+from memagent_integrations.records import Plan, Reading, Step
 
 _EMPTY = Plan(chunks=0, calls=0, document_tokens=0, prompt_tokens=0, completion_tokens=0)
 
@@ -93,7 +93,7 @@ class ReadingProgress:
         """The reading is complete."""
         self.stop()
         seconds, calls = time.monotonic() - self._began, [step for step in reading.steps if not step.reply.recorded]
-        usage = sum((step.reply.usage for step in calls), NO_USAGE)
+        usage = reading.new_usage
         counts = (("prompt", usage.prompt_tokens), ("completion", usage.completion_tokens), ("cached", usage.cached_tokens))
         told = ", ".join(f"{name} {count:,}" for name, count in counts if count is not None)
         recorded = f", {self._recorded} steps were recorded" if self._recorded else ""

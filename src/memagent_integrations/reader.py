@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, M
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import aclosing, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,7 +46,7 @@ class Reader:
         window: the model's context window; default: what the backend says, else 8,192.
         journal: a `Journal`, or the file of one, in which every step is recorded. What is there already is not read again: a reading that was
             interrupted goes on, one that is complete costs nothing.
-        limits: what is borne of a model that is slow or fails: timeouts, repetitions, when to stop asking. See `Limits`.
+        limits: how long to wait for a slow model, and how often to retry a failing one.
         backend_options: more arguments of the backend that `model` names (`base_url`, `temperature`, ...).
 
     Raises:
@@ -97,12 +98,14 @@ class Reader:
         self._window = window
         self.journal = journal if isinstance(journal, Journal | None) else Journal(journal)
         self._own_journal = self.journal if self.journal is not journal else None
+        if not isinstance(limits, Limits | None):
+            raise UsageError(f"limits has to be a Limits, not {limits!r}")
         self.calls = Calls(limits or Limits())
 
     @classmethod
-    def resumed(
+    def from_run(
         cls,
-        journal: Journal,
+        journal: Journal | str | Path,
         run: str,
         *,
         window: int | None = None,
@@ -116,16 +119,19 @@ class Reader:
         Raises:
             UsageError: there is no such run, or its model was not given by a name.
         """
-        begun = journal.settings(run)
+        records = journal if isinstance(journal, Journal) else Journal(journal)
+        begun = records.settings(run)
         if begun["model"] not in models.EMBEDDED and begun["model"].partition(":")[0] not in KINDS:
             raise UsageError(
                 f"the run {run} was begun with {begun['model']}, a model that was made in Python; go on there: give a Reader with that model the "
                 f"journal, and read with run={run!r}"
             )
-        recorded = {name: begun["backend"].get(name) for name in ("base_url", "temperature", "adapter", "tokenizer")}
+        recorded = {name: value for name, value in begun["backend"].items() if name != "extra_body"}  # of which only a digest is there
         options = given(**recorded) | dict(backend_options or {})
-        settings = {"prompts": journal.prompts(run), "window": window, "limits": limits, **begun["budgets"]}
-        return cls(begun["model"], journal=journal, backend_options=options, **settings)
+        settings = {"prompts": records.prompts(run), "window": window, "limits": limits, **begun["budgets"]}
+        reader = cls(begun["model"], journal=records, backend_options=options, **settings)
+        reader._own_journal = records if records is not journal else None
+        return reader
 
     def read(self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None) -> Reading:
         """Read a document (see `documents.pieces` for what may be one) and answer the question.
@@ -237,7 +243,10 @@ class Reader:
 
     def count(self, text: str) -> int:
         """Tokens of a text as it stands in a prompt."""
-        return self.backend.count(self.prompts.harmless(text))
+        return self._count(self.prompts.harmless(text))
+
+    def _count(self, text: str) -> int:
+        return self.calls.count(self.backend, text)
 
     def close(self) -> None:
         """Close the backend, and the journal if it was given as a file."""
@@ -289,7 +298,7 @@ class Reader:
 
     def _read(self, turns: Turns, progress: Progress | None, cancelled: threading.Event | None = None) -> Reading:
         """Run a loop to its end, or until nobody waits for it any more."""
-        with closing(drive(turns, self._complete, self.prompts)) as events:
+        with closing(drive(turns, partial(self._complete, cancelled=cancelled), self.prompts)) as events:
             for event in events:
                 if isinstance(event, Reading):
                     return event
@@ -341,8 +350,8 @@ class Reader:
         turns = self._turns(question, waiting or self._checked(question, source or self._chunks(document)), document, run)
         return adrive(turns, call, self.prompts, waiting)
 
-    def _complete(self, prompt: Prompt) -> Iterator[str | Reply]:
-        yield self.calls.complete(self.backend, prompt)
+    def _complete(self, prompt: Prompt, *, cancelled: threading.Event | None = None) -> Iterator[str | Reply]:
+        yield self.calls.complete(self.backend, prompt, cancelled)
 
     async def _acomplete(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         yield await self.calls.acomplete(self.backend, prompt)
@@ -379,7 +388,7 @@ class Reader:
 
     def _prompt_tokens(self, question: str, phase: Phase, section: int) -> int:
         """Tokens of a prompt of this phase at most, with `section` tokens of the document."""
-        size = self.prompts.size(phase, self.backend.count, question=self.count(question), memory=self.budgets.memory_tokens, section=section)
+        size = self.prompts.size(phase, self._count, question=self.count(question), memory=self.budgets.memory_tokens, section=section)
         return size + self.backend.template_tokens
 
     def _check(self, question: str) -> None:
@@ -389,7 +398,7 @@ class Reader:
         budgets, asked = self.budgets, self.count(question)
         if asked > budgets.question_tokens:
             raise UsageError(f"the question has {asked} tokens, its budget is {budgets.question_tokens}; shorten it or raise question_tokens")
-        window = self._window or self.backend.window or DEFAULT_WINDOW
+        window = self._window or self.calls.asked(self.backend, lambda: self.backend.window) or DEFAULT_WINDOW
         sections: dict[Phase, int] = {"memory": budgets.chunk_tokens, "answer": 0}
         for phase, chunk in sections.items():
             prompt, output = self._prompt_tokens(question, phase, chunk), budgets.output(phase)

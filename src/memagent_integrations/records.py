@@ -22,7 +22,8 @@ Outcome = Literal["updated", "unchanged", "kept", "answered"]
 def _error_to_json(error: MemAgentError | None) -> dict[str, Any] | None:
     if error is None:
         return None
-    return {"type": type(error).__name__, "message": str(error), "retryable": getattr(error, "retryable", False)}
+    known = next(kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    return {"type": known, "message": str(error), "retryable": getattr(error, "retryable", False)}
 
 
 def _error_from_json(value: Any) -> MemAgentError | None:
@@ -222,6 +223,11 @@ class Reading:
     def usage(self) -> Usage:
         """Tokens summed over all steps; a number that one call left unknown is unknown."""
         return sum((step.reply.usage for step in self.steps), NO_USAGE)
+
+    @property
+    def new_usage(self) -> Usage:
+        """Tokens of the calls that were made in this reading: not those of steps that a journal had."""
+        return sum((step.reply.usage for step in self.steps if not step.reply.recorded), NO_USAGE)
 
     @property
     def seconds(self) -> float:

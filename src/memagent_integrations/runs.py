@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
-from unicodedata import category
 
 import typer
 from rich.console import Console
@@ -14,6 +13,7 @@ from rich.text import Text
 from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.records import Reading
+from memagent_integrations.streams import printable
 
 JournalFile = Annotated[Path, typer.Option("--journal", metavar="FILE", help="The journal.", show_default=False)]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, as `memagent runs list` shows it.", show_default=False)]
@@ -42,11 +42,6 @@ def is_part_of(file: Path, journal: Path) -> bool:
     return any(part.exists() and file.exists() and file.samefile(part) for part in parts)
 
 
-def shown(text: str) -> str:
-    """The text without what a terminal would take for an order."""
-    return "".join(char if char.isprintable() or char in "\n\t" or category(char) == "Zs" else "\ufffd" for char in text)
-
-
 @runs_app.command("list", short_help="List the runs.")
 def list_runs(journal: JournalFile) -> None:
     """List the runs of a journal, oldest first: a table on a terminal, else a line a run with tabs between the columns."""
@@ -54,7 +49,7 @@ def list_runs(journal: JournalFile) -> None:
     with opened(journal, readonly=True) as records:
         for run in records.runs():
             branch = f"{run.parent} after {run.parent_step}" if run.parent else ""
-            question = shown(" ".join(run.question.split()))
+            question = printable(" ".join(run.question.split()))
             rows.append((run.name, str(run.steps), run.state, run.model, f"{run.created:%Y-%m-%d %H:%M}", branch, question))
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -72,12 +67,12 @@ def show_run(journal: JournalFile, run: RunName) -> None:
     """Show a run: its question, the memory after every step, the answer."""
     with opened(journal, readonly=True) as records:
         reading = records.reading(run)
-    typer.echo(shown(f"question: {reading.question}"))
+    typer.echo(printable(f"question: {reading.question}"))
     for step in reading.steps:
         if step.phase == "memory":
             where = f"characters {step.span.start:,}-{step.span.end:,}" if step.span else ""
-            typer.echo(f"\n-- step {step.index}, {where}: {step.outcome}{', cut' if step.cut else ''}\n{shown(step.memory)}")
-    typer.echo(shown(f"\nanswer: {reading.answer}" if reading.answer else f"\n{reading.error}"))
+            typer.echo(f"\n-- step {step.index}, {where}: {step.outcome}{', cut' if step.cut else ''}\n{printable(step.memory)}")
+    typer.echo(printable(f"\nanswer: {reading.answer}" if reading.answer else f"\n{reading.error}"))
 
 
 @runs_app.command("export", short_help="Write a run as JSON.")

@@ -6,7 +6,7 @@ import hashlib
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,17 @@ class InUse(JournalError):
 class Store:
     """The file, which is made if it is not there.
 
-    `owner` is the number in its header that says whose it is; `versions` are the statements that lead from one version of its tables to the
-    next. With `readonly` it can be looked at, also where nothing may be written.
+    `owner` and `version` are the numbers in its header that say whose it is, and what tables it has: those of `schema`. With `readonly` it
+    can be looked at, also where nothing may be written.
 
     Raises:
         JournalError: the file cannot be opened or written, is damaged, or belongs to another program.
     """
 
-    def __init__(self, path: str | Path, *, owner: int, versions: Sequence[str], readonly: bool) -> None:
+    def __init__(self, path: str | Path, *, owner: int, version: int, schema: str, readonly: bool) -> None:
         if not isinstance(path, str | Path):
             raise UsageError(f"the journal has to be a file's name, not {type(path).__name__}")
-        self._lock = threading.RLock()
+        self._lock, self._readonly = threading.RLock(), readonly
         with self.errors(path):
             self.path = Path(path).resolve()  # the locks go by the file, whatever it is called, and wherever the process goes
             mode = f"?mode={'ro' if readonly else 'rwc'}"
@@ -42,7 +42,7 @@ class Store:
             self._database = sqlite3.connect(self.path.as_uri() + mode, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
         try:
             with self.errors():
-                self._prepare(owner, versions, readonly=readonly)
+                self._prepare(owner, version, schema)
                 found = self.path.stat()
                 self._file = found.st_dev, found.st_ino
         except BaseException:
@@ -51,7 +51,7 @@ class Store:
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """What a query finds."""
-        with self.errors():
+        with self._lock, self.errors():  # not in the middle of another thread's transaction
             return self._database.execute(query, values).fetchall()
 
     def row(self, query: str, *values: Any) -> tuple[Any, ...] | None:
@@ -77,11 +77,11 @@ class Store:
                 raise
 
     @contextmanager
-    def alone(self, name: str, *, patience: float = 0) -> Iterator[str]:
+    def alone(self, name: str, *, patience: float = 0.2) -> Iterator[str]:
         """The name, which no other process or thread has meanwhile; the system frees the lock of a process that dies.
 
         Raises:
-            InUse: another has it, for `patience` seconds and more.
+            InUse: another has it, for `patience` seconds and more. Who asks whether it is `taken` has it for a moment.
         """
         process, file = os.getpid(), self._lock_file(name)
         lock = FileLock(file, thread_local=False)  # a loop is run by one thread after another
@@ -101,14 +101,16 @@ class Store:
                 lock.release()
 
     def taken(self, name: str) -> bool:
-        """Whether somebody has the lock of this name."""
+        """Whether somebody has the lock of this name; False where that cannot be found out."""
         if not self._lock_file(name).exists():
             return False
         try:
-            with self.alone(name):
+            with self.alone(name, patience=0):
                 return False
         except InUse:
             return True
+        except JournalError:  # nothing may be written here
+            return False
 
     def _lock_file(self, name: str) -> Path:
         return self.path.with_name(f"{self.path.name}-locks") / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock"
@@ -133,42 +135,32 @@ class Store:
         except (sqlite3.Error, sqlite3.Warning, OSError, ValueError, LookupError, TypeError, OverflowError) as error:
             raise JournalError(f"the journal {str(path)!r} cannot be used: {type(error).__name__}: {error}") from error
 
-    def _prepare(self, owner: int, versions: Sequence[str], *, readonly: bool) -> None:
+    def _prepare(self, owner: int, version: int, schema: str) -> None:
         """See that the file is ours, or make it so."""
         database = self._database
         database.execute("PRAGMA foreign_keys = ON")
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        found, version = self._header()
+        (found,) = database.execute("PRAGMA application_id").fetchone()
+        (format,) = database.execute("PRAGMA user_version").fetchone()
         if (tables or found) and found != owner:
             raise JournalError(f"{self.path} is a database of another program; give a file of its own")
-        if readonly and not found:
+        if self._readonly and not found:
             raise JournalError(f"{self.path} is no journal")
-        if version > len(versions):
-            raise JournalError(f"{self.path} was written by a newer version of this package (format {version}); update the package")
-        if readonly:
-            if version < len(versions):
-                raise JournalError(f"{self.path} was written by an older version of this package (format {version}); read with it once to update it")
+        if found and format != version:
+            raise JournalError(f"{self.path} was written by another version of this package (format {format}, here {version}); use that version")
+        if self._readonly:
             return
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
-        if version < len(versions):
-            self._update(owner, versions)
-
-    def _update(self, owner: int, versions: Sequence[str]) -> None:
-        found = self.path.stat()
-        self._file = found.st_dev, found.st_ino
-        with self.writing():
-            _, version = self._header()  # another process may have been first
-            for statement in ";".join(versions[version:]).split(";"):
-                self._database.execute(statement)
-            self._database.execute(f"PRAGMA application_id = {owner}")
-            self._database.execute(f"PRAGMA user_version = {len(versions)}")
-
-    def _header(self) -> tuple[int, int]:
-        """Whose file it is, and the version of its tables."""
-        (owner,) = self._database.execute("PRAGMA application_id").fetchone()
-        (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        return owner, version
+        if not found:
+            status = self.path.stat()
+            self._file = status.st_dev, status.st_ino
+            with self.writing():
+                if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:  # another process may have been first
+                    for statement in schema.split(";"):
+                        database.execute(statement)
+                    database.execute(f"PRAGMA application_id = {owner}")
+                    database.execute(f"PRAGMA user_version = {version}")
 
     def close(self) -> None:
         """Close the file."""

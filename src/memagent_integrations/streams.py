@@ -10,6 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
+from unicodedata import category
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would take for an order."""
+    return "".join(char if char.isprintable() or char in "\n\t" or category(char) == "Zs" else "\ufffd" for char in text)
 
 
 class Terminated(KeyboardInterrupt):

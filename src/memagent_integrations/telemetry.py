@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
 _PROVIDERS = ("openai", "llamacpp", "transformers", "vllm")  # kinds of backends that say what runs the model
+_REASONS = ("stop", "length", "content_filter", "tool_calls")
 _FRAMEWORKS = ("langchain", "llama-index")  # kinds that do not; the class of the model follows, then its name
 
 
@@ -145,7 +146,8 @@ def _provider_and_model(name: str) -> tuple[str | None, str]:
 
 
 def _replied(reply: Reply) -> dict[str, int | float | list[str]]:
-    reasons = [reply.finish_reason] if reply.finish_reason else None
+    known = reply.finish_reason in _REASONS
+    reasons = [reply.finish_reason if known else "other"] if reply.finish_reason else None
     return _tokens(reply.usage) | given(**{"gen_ai.response.finish_reasons": reasons, "memagent.step.seconds": reply.seconds or None})
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from memagent_integrations.progress import ReadingProgress
 from memagent_integrations.records import Plan, Step
-from memagent_integrations.runs import shown
+from memagent_integrations.streams import printable
 from memagent_integrations.trace import difference
 
 _STYLES = {-1: "dim strike", 0: "", 1: "bold color(28)"}  # this green stands out from white as much as from black, whatever a theme makes of bold
@@ -146,4 +146,4 @@ def _cells(char: str) -> int:
 
 
 def _safe(text: str) -> str:
-    return shown(text.replace("\r\n", "\n")).replace("\t", "    ")
+    return printable(text.replace("\r\n", "\n")).replace("\t", "    ")

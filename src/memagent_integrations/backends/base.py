@@ -32,7 +32,7 @@ class Backend(ABC):
     concurrency: int = 1
     """Calls that `Reader.read_many` makes at a time."""
     max_retries: int = 0
-    """How often the reader repeats a call that failed and may succeed later; 0 where the model's own client does that."""
+    """How often the reader retries a call, unless its `Limits` say otherwise; 0 where the model's own client retries."""
 
     @property
     def identity(self) -> dict[str, Any]:

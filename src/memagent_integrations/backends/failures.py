@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
@@ -78,7 +79,8 @@ def translated(name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
         failure = from_exception(error, name, secrets=secrets)
         if failure is None:
             raise
-        raise failure from (None if _hidden(str(error), secrets) != str(error) else error)
+        shown = "".join(traceback.format_exception(error))
+        raise failure from (error if _hidden(shown, secrets) == shown else None)
 
 
 def _hidden(text: str, secrets: Iterable[str]) -> str:
@@ -110,12 +112,16 @@ def _from_status(status: int, name: str, said: str, retry_after: float | None) -
 
 
 def _retry_after(error: Exception) -> float | None:
-    """The seconds that the server wants to be left alone, by its header: a number or a date."""
+    """The seconds that the server wants to be left alone, by its headers: a number or a date."""
     headers = getattr(getattr(error, "response", None), "headers", None)
-    told = str(headers.get("retry-after", "")) if isinstance(headers, Mapping) else ""
+    if not isinstance(headers, Mapping):
+        return None
+    told = str(headers.get("retry-after", ""))
+    with suppress(ValueError):
+        return max(0.0, float(headers.get("retry-after-ms", "")) / 1000)
     with suppress(ValueError):
         return max(0.0, float(told))
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         return max(0.0, parsedate_to_datetime(told).timestamp() - time.time())
     return None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Literal, get_args
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import openai
 
@@ -21,6 +23,7 @@ from memagent_integrations.records import Prompt, Reply, Usage
 from memagent_integrations.settings import check_int, check_number, given
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
+_COUNTING = 60.0  # seconds that counting may take at most
 LimitParameter = Literal["max_tokens", "max_completion_tokens"]
 
 
@@ -29,8 +32,8 @@ class OpenAIBackend(Backend):
 
     `api_key` and `base_url` default to OPENAI_API_KEY and OPENAI_BASE_URL, as in the SDK. Tokens are counted by the endpoint's own
     `/tokenize` where it has one, else by tiktoken for OpenAI's models; `tokenizer` overrides that with a counter or a name that
-    `load_counter` knows. What is left None is not sent, so the server's own default holds. The reader repeats failed calls up to
-    `max_retries` times, with backoff and after what Retry-After says. `concurrency` bounds the calls in flight of all threads, and those of each
+    `load_counter` knows. What is left None is not sent, so the server's own default holds. The reader retries failed calls up to
+    `max_retries` times. `concurrency` bounds the calls in flight of all threads, and those of each
     event loop; streams, which last as long as whoever reads them takes, come on top.
 
     Raises:
@@ -67,13 +70,14 @@ class OpenAIBackend(Backend):
         self.name = f"openai:{model}"
         self.model = model
         self.concurrency, self.max_retries = concurrency, max_retries
+        self._timeout = timeout
         self._settings: dict[str, Any] = {"timeout": timeout, "max_retries": 0}
-        self._settings |= _access(model, api_key, base_url or os.environ.get("OPENAI_BASE_URL") or None)
+        access, secrets = _access(model, api_key, base_url or os.environ.get("OPENAI_BASE_URL") or None)
+        self._settings |= access
         self._client = openai.OpenAI(**self._settings, **self._http(openai.DefaultHttpxClient))
-        self._patient = self._client.with_options(max_retries=max_retries)  # the reader repeats no counting
         address = urlsplit(str(self._client.base_url))
-        self._address = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
-        self._secrets = [self._client.api_key, address.password or "", *map(str, self._settings["default_query"].values())]
+        self._address = address.geturl()
+        self._secrets = [self._client.api_key, *secrets, *map(str, self._settings["default_query"].values())]
         self._hosted = f".{address.hostname}".endswith(".openai.com")
         self._options = given(temperature=temperature, top_p=top_p, seed=seed)
         self._extra_body = dict(extra_body or {})
@@ -104,7 +108,7 @@ class OpenAIBackend(Backend):
     def complete(self, prompt: Prompt) -> Reply:
         """The reply of the endpoint."""
         received = _Answer()
-        with self._slots, self._call():
+        with self._slot(prompt), self._call():
             received.take(self._client.chat.completions.create(**self._request(prompt)))
         return received.reply()
 
@@ -157,6 +161,18 @@ class OpenAIBackend(Backend):
     def _free(self) -> None:
         """Free what the calls needed; there are none any more."""
         self._client.close()
+
+    @contextmanager
+    def _slot(self, prompt: Prompt) -> Iterator[None]:
+        """A place among the calls in flight. A call that nobody waits for any more gets none."""
+        if not self._slots.acquire(timeout=_left(prompt)):
+            raise BackendError(f"{self.name} has no place for another call (concurrency={self.concurrency})", retryable=True)
+        try:
+            if not _left(prompt):  # it became free this moment, and too late
+                raise BackendError(f"{self.name} was not asked in time", retryable=True)
+            yield
+        finally:
+            self._slots.release()
 
     @contextmanager
     def _call(self) -> Iterator[None]:
@@ -223,6 +239,8 @@ class OpenAIBackend(Backend):
             "extra_body": self._extra_body,
             **self._options,
         }
+        if prompt.deadline:
+            request["timeout"] = max(min(self._timeout, _left(prompt)), 0.001)
         return request | {"stream": True, "stream_options": {"include_usage": True}} if stream else request
 
     def _counting(self) -> tuple[Counter, int | None]:
@@ -252,7 +270,7 @@ class OpenAIBackend(Backend):
         text = neutralise(text)
         body = {"model": self.model, "prompt": text, "content": text, "add_special_tokens": False}
         with self._call():
-            answer = self._patient.post(url, body=body, cast_to=object)
+            answer = self._client.post(url, body=body, cast_to=object, options={"timeout": min(self._timeout, _COUNTING)})
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or not isinstance(tokens, list):
             raise BackendError(f"{self._address} did not answer /tokenize with tokens")
@@ -296,14 +314,24 @@ class _Stream(_Answer):
         return super().reply()
 
 
-def _access(model: str, key: str | None, url: str | None) -> dict[str, Any]:
-    """The SDK's settings for an address and a key, which goes into a header and may therefore hold no line end."""
+def _left(prompt: Prompt) -> float:
+    """Seconds until nobody waits for the reply any more."""
+    return max(prompt.deadline - time.monotonic(), 0) if prompt.deadline else threading.TIMEOUT_MAX
+
+
+def _access(model: str, key: str | None, url: str | None) -> tuple[dict[str, Any], list[str]]:
+    """The SDK's settings for an address and a key, which goes into a header and may therefore hold no line end; and what of them is secret.
+
+    A user and a password go from the address into a header, as httpx would send them, because httpx writes addresses into its log.
+    """
     key = (key or os.environ.get("OPENAI_API_KEY") or "").strip()
     if not (key.isascii() and key.isprintable()):
         raise UsageError("the API key holds characters that no key has (a line end, or letters beyond ASCII); check where it was copied from")
     if not (key or url):
         raise UsageError(f"no API key for {model}: set OPENAI_API_KEY or pass api_key, or pass the base_url of a local server")
     query: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    secrets: list[str] = []
     if url:
         try:
             parts = urlsplit(url)
@@ -312,8 +340,13 @@ def _access(model: str, key: str | None, url: str | None) -> dict[str, Any]:
             usable = False
         if not usable:
             raise UsageError("base_url has to be an address such as http://127.0.0.1:8000/v1")
-        query, url = dict(parse_qsl(parts.query)), parts._replace(query="", fragment="").geturl()
-    return {"api_key": key or "none", "base_url": url, "default_query": query}  # local servers want no key, the SDK wants one
+        query, url = dict(parse_qsl(parts.query)), parts._replace(query="", fragment="", netloc=parts.netloc.rpartition("@")[2]).geturl()
+        if parts.username or parts.password:
+            user, password = unquote(parts.username or ""), unquote(parts.password or "")
+            basic = base64.b64encode(f"{user}:{password}".encode()).decode()
+            headers, secrets = {"Authorization": f"Basic {basic}"}, [parts.password or "", password, basic]
+    # local servers want no key, the SDK wants one
+    return {"api_key": key or "none", "base_url": url, "default_query": query, "default_headers": headers}, secrets
 
 
 def _text(content: Any) -> str:

@@ -19,7 +19,7 @@ from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
 from memagent_integrations.journal import Journal, Run
 from memagent_integrations.serve.readings import Readings, Resume
 from memagent_integrations.settings import check_int
-from memagent_integrations.trace import live_page, shown
+from memagent_integrations.trace import data, page_shell
 
 try:
     import uvicorn
@@ -88,7 +88,8 @@ def application(journal: Journal, readings: Readings, *, token: str, port: int) 
     def told(run: Run) -> dict[str, Any]:
         here = readings.reads(run.name)
         state = "starting" if here and not (run.active or run.finished) else run.state
-        return asdict(run) | {"created": run.created.isoformat(), "state": state, "failure": None if here else readings.failure(run.name)}
+        failure = None if here or run.finished or run.active else readings.failure(run.name)
+        return asdict(run) | {"created": run.created.isoformat(), "state": state, "failure": failure}
 
     def page(request: Request) -> Response:
         return HTMLResponse(_page(), headers=_HEADERS)
@@ -97,13 +98,19 @@ def application(journal: Journal, readings: Readings, *, token: str, port: int) 
         return _json([told(run) for run in journal.runs()])
 
     def run(request: Request) -> Response:
-        """A run, and of its reading what is new: the steps behind the first `have`."""
+        """A run, and what is new of its reading: the steps behind the first `have`, and once it is finished all that is told of it."""
         name, have = request.query_params.get("name", ""), request.query_params.get("have", "0")
         if not have.isdecimal() or len(have) > 9:
             raise UsageError("have has to be a number of steps")
-        found = journal.run(name)
-        fresh = int(have) == 0 or found.steps != int(have)
-        return _json({"run": told(found), "reading": shown(journal.reading(name), start=int(have)) if fresh else None})
+        while True:
+            found = journal.run(name)
+            if int(have) and found.steps == int(have):
+                return _json({"run": told(found), "reading": None})
+            start = 0 if found.finished else int(have)
+            reading = journal.reading(name, start=start)
+            if start + len(reading.steps) == found.steps:  # none has come between the two questions
+                news = data(reading, start=int(have) - start)
+                return _json({"run": told(found), "reading": news if found.finished else news | {"sentences": []}})
 
     async def pause(request: Request) -> Response:
         asked = await _asked(request, name=str)
@@ -131,11 +138,11 @@ def application(journal: Journal, readings: Readings, *, token: str, port: int) 
 
 
 class _Guard:
-    """Lets nobody in but the page of this server in the hands of somebody who has the token."""
+    """Refuses requests without the token, and those of another host or site."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self._app, self._bearer = app, f"Bearer {token}".encode()
-        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+        self._hosts = {f"{name}{'' if port == 80 else f':{port}'}" for name in ("127.0.0.1", "localhost")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(Request(scope)) if scope["type"] == "http" else (403, "HTTP only")
@@ -151,7 +158,9 @@ class _Guard:
             return 403, "requests of other sites are refused"
         if request.url.path.startswith("/api/") and not secrets.compare_digest(request.headers.get("authorization", "").encode(), self._bearer):
             return 401, "the token is missing or wrong; open the address that memagent serve wrote"
-        if request.method == "POST" and not (size.isdecimal() and len(size) < 10 and int(size) <= _LARGEST):
+        if "transfer-encoding" in request.headers or (request.method == "POST" and not (size.isdecimal() and len(size) < 10)):
+            return 411, "the request does not say how large it is"
+        if request.method == "POST" and int(size) > _LARGEST:
             return 413, "the request is too large"
         return None
 
@@ -184,4 +193,4 @@ def _json(value: Any, status: int = 200) -> Response:
 @cache
 def _page() -> str:
     script, style = (files(__name__).joinpath(name).read_text(encoding="utf-8") for name in ("live.js", "live.css"))
-    return live_page("memagent", script=script, style=style)
+    return page_shell("memagent", script=script, style=style)

@@ -8,6 +8,7 @@ if (given) {
 let runs = [];
 let run = null;
 let editing = false;
+let drafts = {}; // of memories, by their place: looking at another step loses none
 let asked = 0; // counts the runs that were chosen: an answer about another one comes too late
 
 const bar = element("div");
@@ -25,7 +26,7 @@ const act = (text, kind, action) => {
   return button;
 };
 const pausing = act("Pause", "", () => change("pause", { name: run.name }));
-const resuming = act("Go on", "first", () => change("resume", { name: run.name }));
+const resuming = act("Resume", "first", () => change("resume", { name: run.name }));
 bar.append(picker, state, pausing, resuming);
 const note = element("p");
 note.id = "note";
@@ -62,11 +63,12 @@ async function change(what, body) {
 
 async function choose(name) {
   asked += 1;
-  [run, editing, note.textContent] = [null, false, ""];
+  [run, editing, drafts, note.textContent] = [null, false, {}, ""];
   const url = new URL(location.href);
   url.searchParams.set("run", name);
   url.hash = "";
   history.replaceState(null, "", url);
+  scrollTo(0, 0);
   await follow(asked);
 }
 
@@ -88,9 +90,10 @@ function take({ run: found, reading: news }, have) {
   run = found;
   if (news && have === 0) load(news);
   else if (news) {
-    const steps = reading.steps;
     append(news.steps);
-    reading = { ...news, steps };
+    const sum = (a, b) => (a === null || b === null ? null : a + b);
+    const [tokens, seconds] = [reading.tokens.map((count, kind) => sum(count, news.tokens[kind])), reading.seconds + news.seconds];
+    reading = { ...news, ...(run.finished ? {} : { tokens, seconds }), steps: reading.steps };
     head();
   }
   const unfinished = !run.finished;
@@ -101,7 +104,7 @@ function take({ run: found, reading: news }, have) {
   const busy = run.active || run.state === "starting";
   pausing.hidden = !unfinished || !busy;
   resuming.hidden = !unfinished || busy;
-  pausing.disabled = run.state !== "reading" || run.paused;
+  pausing.disabled = run.state !== "reading";
   if (run.failure && run.state !== "paused") note.textContent = run.failure;
   if (news && reading.steps.length && last && !editing) {
     const place = have === 0 ? Number(location.hash.slice(1)) - 1 : -1;
@@ -116,8 +119,8 @@ whenShown = (place, focus) => {
   const acts = element("div");
   acts.id = "acts";
   acts.append(
-    act("Edit the memory", "", () => edit(place)),
-    act("Go on from here", "", () => branch(step, null)),
+    act("Edit the memory", "", () => edit(place)), // with what was written before, if it was left
+    act("Branch from here", "", () => branch(step, null)),
   );
   document.querySelector("#step .memory").after(acts);
 };
@@ -127,13 +130,14 @@ function edit(place) {
   const step = reading.steps[place];
   const text = element("textarea");
   text.id = "memory";
-  text.value = memory(step);
+  text.value = drafts[place] ?? memory(step);
+  text.addEventListener("input", () => { drafts[place] = text.value; });
   text.setAttribute("aria-label", `Memory after chunk ${place + 1}`);
   const acts = element("div");
   acts.id = "acts";
   acts.append(
-    act("Go on with this memory", "first", () => branch(step, text.value)),
-    act("Cancel", "", () => show(place)),
+    act("Continue with this memory", "first", () => branch(step, text.value)),
+    act("Cancel", "", () => { delete drafts[place]; show(place); }),
   );
   byId("acts").remove();
   document.querySelector("#step .memory").replaceWith(text, acts);

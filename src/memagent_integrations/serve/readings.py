@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.errors import MemAgentError, RunPaused, UsageError
 from memagent_integrations.journal import Journal, Run
 from memagent_integrations.reader import Reader
 
@@ -53,6 +53,8 @@ class Readings:
         try:
             with self._resume(self._journal, run.name) as reader:
                 reader.read(run.question, [Path(file) for file in run.files], run=run.name)
+        except RunPaused:
+            return
         except MemAgentError as error:
             self._failures[run.name] = str(error)
         except Exception as error:  # whatever the model's library raises: the page is where somebody sees it

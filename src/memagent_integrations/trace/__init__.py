@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 from functools import cache
@@ -26,17 +27,17 @@ if TYPE_CHECKING:
 
 def page(reading: Reading) -> str:
     """The page, as HTML."""
-    return _rendered(reading.question, json.dumps(shown(reading)).replace("<", "\\u003c"))  # no text can end the script element that holds it
+    return _rendered(reading.question, json.dumps(data(reading)).replace("<", "\\u003c"))  # no text can end the script element that holds it
 
 
-def live_page(title: str, *, script: str, style: str) -> str:
+def page_shell(title: str, *, script: str, style: str) -> str:
     """The same page without a reading, which `script` gets from the server that the page came from. It has the functions of `page.js`."""
     return _rendered(title, "", script, style)
 
 
-def _rendered(title: str, data: str, script: str = "", style: str = "") -> str:
+def _rendered(title: str, reading: str, script: str = "", style: str = "") -> str:
     script, style = _part("page.js") + script, _part("page.css") + style
-    return _template().render(title=title, data=data, script=script, style=style, script_hash=_hash(script), style_hash=_hash(style))
+    return _template().render(title=title, data=reading, script=script, style=style, script_hash=_hash(script), style_hash=_hash(style))
 
 
 def save(reading: Reading, path: str | Path) -> None:
@@ -51,7 +52,7 @@ def save(reading: Reading, path: str | Path) -> None:
         raise UsageError(f"cannot write {str(path)!r}: {why(error)}") from error
 
 
-def shown(reading: Reading, *, start: int = 0) -> dict[str, Any]:
+def data(reading: Reading, *, start: int = 0) -> dict[str, Any]:
     """What the page shows of a reading, as JSON: of its steps those from number `start` on."""
     usage = reading.usage
     return {
@@ -86,7 +87,10 @@ def _step(step: Step) -> dict[str, Any]:
 def difference(old: str, new: str) -> Iterator[tuple[int, str]]:
     """What became of a text, word by word: (0, kept), (-1, taken out), (1, put in), in reading order. White space is that of `new`."""
     before, after = _WORD.findall(old), _WORD.findall(new)
-    words = SequenceMatcher(None, [word.strip() for word in before], [word.strip() for word in after], autojunk=False)
+    one, other = [word.strip() for word in before], [word.strip() for word in after]
+    counts, others = Counter(one), Counter(other)
+    repeated = sum(count * others[word] for word, count in counts.items()) > _MOST_PAIRS  # a model that repeats itself would take minutes
+    words = SequenceMatcher(None, one, other, autojunk=repeated)
     for kind, a, b, c, d in words.get_opcodes():
         if kind == "equal":
             yield 0, "".join(after[c:d])
@@ -110,6 +114,7 @@ def origins(reading: Reading) -> Iterator[tuple[str, int]]:
             yield sentence.strip(), found
 
 
+_MOST_PAIRS = 100_000
 _WORD = re.compile(r"\S+\s*|\s+")
 _SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?。！？]+|\n|$)")
 

@@ -25,7 +25,7 @@ function append(steps) {
     const place = items.length;
     const button = element("button");
     const changes = step.diff.filter(([sign]) => sign).length;
-    button.append(element("span", `Chunk ${place + 1}`), element("span", step.cut ? `${step.outcome}, cut` : step.outcome, `badge ${step.cut ? "cut" : step.outcome}`));
+    button.append(element("span", `Chunk ${place + 1}`), element("span", step.edited ? "edited" : step.cut ? `${step.outcome}, cut` : step.outcome, `badge ${step.cut ? "cut" : step.outcome}`));
     button.append(element("small", changes ? `${changes} change${changes > 1 ? "s" : ""}` : "the same memory"));
     button.addEventListener("click", () => show(place, true));
     const item = element("li");
@@ -60,7 +60,7 @@ function head() {
 function facts(step) {
   const list = element("dl", undefined, "facts");
   const add = (name, value) => list.append(element("dt", name), element("dd", value));
-  if (step.span) add("section", `characters ${number(step.span[0])} to ${number(step.span[1])}, ${number(step.span[2])} tokens`);
+  if (step.span) add("chunk", `characters ${number(step.span[0])} to ${number(step.span[1])}, ${number(step.span[2])} tokens`);
   for (const [name, start, end] of step.sources) add("source", `${name}, characters ${number(start)} to ${number(end)}`);
   add("tokens", `${number(step.tokens[0])} read, ${number(step.tokens[1])} written, ${number(step.tokens[2])} from the cache`);
   add("time", `${step.seconds.toFixed(1)} s`);

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from memagent_integrations.records import Prompt, Reply
 DOCUMENT = ("The harbour master noted the tide and the weather. " * 38).strip()
 SIZES: dict[str, Any] = {"chunk_tokens": 100, "memory_tokens": 60}
 QUESTION = "What was noted?"
+ANSWER = 4  # the number of the call, counted from 0
 PATIENCE = 10
 HOW = ("read", "aread", "stream", "astream", "read_many", "aread_many")
 DOWN = BackendError("the server is down", retryable=True)
@@ -373,6 +375,57 @@ def test_a_slow_reader_of_a_stream_makes_the_model_no_slower(how: str) -> None:
 
         asyncio.run(slowly())
     assert event.answer == "some words of a note" if how == "stream" else True
+
+
+def test_a_stream_that_was_given_up_is_closed(slow: Callable[..., Slow]) -> None:
+    closed = threading.Event()
+
+    class Closing(Slow):
+        def stream(self, prompt: Prompt) -> Generator[str | Reply]:
+            try:
+                yield from super().stream(prompt)
+            finally:
+                if prompt.phase == "answer":
+                    closed.set()
+
+    backend = Closing(ANSWER, pieces=True)
+    with pytest.raises(BackendError, match="no reply within"):
+        read(Reader(backend, limits=Limits(call_timeout=0.1), **SIZES), "stream")
+    backend.go.set()
+    assert closed.wait(PATIENCE)
+
+
+def test_a_stream_has_one_context() -> None:
+    name: ContextVar[str] = ContextVar("name", default="")
+
+    class Aware(ScriptedBackend):
+        def stream(self, prompt: Prompt) -> Generator[str | Reply]:
+            token = name.set("mine")
+            try:
+                yield from super().stream(prompt)
+                assert name.get() == "mine"
+            finally:
+                name.reset(token)
+
+    reader = Reader(Aware(lambda prompt: "some words of a note"), limits=Limits(call_timeout=30), **SIZES)
+    assert read(reader, "stream").answer == "some words of a note"
+    assert not name.get()
+
+
+def test_an_interrupt_ends_the_retries_of_all() -> None:
+    """They wait between two tries, in threads that the interpreter would wait for."""
+
+    def script(prompt: Prompt) -> BackendError:
+        if "Question 2?" in prompt.messages[0].content:
+            until(lambda: len(backend.prompts) == 3)
+            raise KeyboardInterrupt
+        return BackendError("busy", retryable=True, retry_after=60)
+
+    backend = scripted(script, retries=5, concurrency=3)
+    before = {thread.ident for thread in threading.enumerate()}
+    with pytest.raises(KeyboardInterrupt):
+        many(Reader(backend, **SIZES), "read_many", 3)
+    until(lambda: {thread.ident for thread in threading.enumerate()} <= before)
 
 
 def test_no_retry_beyond_the_end_of_a_reading() -> None:

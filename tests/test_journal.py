@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from loopback import Loopback, chat
 
-from memagent_integrations import BackendError, Journal, PromptSet, Reader, ScriptedBackend, UsageError
+from memagent_integrations import BackendError, Journal, PromptSet, Reader, RunPaused, ScriptedBackend, UsageError
 from memagent_integrations.errors import JournalError, JournalMismatch
-from memagent_integrations.records import Prompt, Reading, Reply
+from memagent_integrations.records import Prompt, Reading, Reply, Step
 
 DOCUMENT = "".join(f"Line {n} of a document that is long enough. " for n in range(100))  # five chunks of 220
 CHUNKS = 5
@@ -606,3 +607,49 @@ def test_a_journal_travels_as_its_file(file: Path) -> None:
         reader(journal).read(QUESTION, DOCUMENT, run="mine")
     with pickle.loads(pickle.dumps(journal)) as again:
         assert again.reading("mine") == PLAIN
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_pause_while_recorded_steps_are_given_is_kept(file: Path, at: int) -> None:
+    with Journal(file) as journal:
+        with pytest.raises(BackendError):
+            reader(journal, broken_at(3)).read(QUESTION, DOCUMENT, run="mine")
+
+        def pause(step: Step) -> None:
+            if step.index == at:
+                journal.pause("mine")
+
+        subject = reader(journal)
+        with pytest.raises(RunPaused, match="was paused after 3 steps"):
+            subject.read(QUESTION, DOCUMENT, run="mine", progress=pause)
+        assert calls(subject) == []
+        assert journal.run("mine").state == "paused"
+        assert subject.read(QUESTION, DOCUMENT, run="mine") == PLAIN
+
+
+def test_a_run_is_there_when_it_begins(file: Path) -> None:
+    with Journal(file) as journal:
+        states: list[str] = []
+
+        def script(prompt: Prompt) -> Any:
+            states.append(journal.run("mine").state)
+            return BackendError("the server went away", retryable=True)
+
+        with pytest.raises(BackendError):
+            reader(journal, script).read(QUESTION, DOCUMENT, run="mine")
+        assert states == ["reading"]
+        assert (journal.run("mine").state, journal.run("mine").steps, journal.reading("mine").steps) == ("unfinished", 0, ())
+        assert reader(journal).read("Who?", DOCUMENT, run="mine").question == "Who?", "until the first step its settings may change"
+        assert journal.run("mine").question == "Who?"
+
+
+def test_a_run_is_resumed_with_all_that_it_was_begun_with(file: Path) -> None:
+    with Loopback(chat(["a note"])) as server:
+        options = {"base_url": f"{server.url}/v1", "tokenizer": "approximate", "temperature": 0.5, "top_p": 0.9, "seed": 3}
+        with Reader("openai:m", chunk_tokens=100, memory_tokens=60, window=2000, journal=file, backend_options=options) as subject:
+            whole = subject.read(QUESTION, DOCUMENT, run="mine")
+        with Journal(file) as journal:
+            branch = journal.edit("mine", 1)
+        with Reader.from_run(file, branch, window=2000) as resumed:
+            assert resumed.read(QUESTION, DOCUMENT, run=branch).answer == whole.answer
+        assert server.bodies("/v1/chat/completions")[-1]["top_p"] == 0.9

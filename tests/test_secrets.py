@@ -35,6 +35,7 @@ ECHOES: dict[str, Callable[[str], Response]] = {
     "no JSON": lambda said: Response(body=f"{{{said}".encode(), headers={"Content-Type": "application/json"}),
     "a page": lambda said: Response(body=said.encode(), headers={"Content-Type": "text/html"}),
     "a header": lambda said: Response(status=429, body={}, headers={"Retry-After": said, "X-Request-Id": said}),
+    "a header that is none": lambda said: Response(status=200, body=b"", headers={"Broken\n": said}),
     "a redirection": lambda said: Response(status=302, body=b"", headers={"Location": f"http://127.0.0.1:1/{said}"}),
 }
 

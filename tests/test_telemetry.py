@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from memagent_integrations import BackendError, Budgets, Journal, PromptSet, Reading, ScriptedBackend
+from memagent_integrations import BackendError, Budgets, Journal, Limits, PromptSet, Reading, ScriptedBackend
+from memagent_integrations.calls import Calls
 from memagent_integrations.errors import MemAgentError
 from memagent_integrations.journal import settings_of
 from memagent_integrations.loop import Turns, adrive, advance, drive, drive_batch, reading_loop
@@ -182,21 +184,58 @@ def test_the_parent_is_what_was_current_where_the_loop_was_made(spans: Spans) ->
     assert request.context == parent
 
 
-def test_spans_of_a_client_are_children_of_the_call(spans: Spans) -> None:
-    tracer, backend = spans.provider.get_tracer("client"), ScriptedBackend(NOTES)
+class Client(ScriptedBackend):
+    """Its calls have spans of their own."""
 
-    def call(prompt: Prompt) -> Iterator[str | Reply]:
-        pieces = backend.stream(prompt)
-        while True:
-            with under(prompt.context), tracer.start_as_current_span("POST"):
-                piece = next(pieces, None)
-            if piece is None:
-                return
-            yield piece
+    def __init__(self, tracer: trace.Tracer) -> None:
+        super().__init__(NOTES)
+        self.tracer = tracer
 
-    for _ in drive(start(spans, backend), call, PROMPTS):
-        assert not trace.get_current_span().get_span_context().is_valid, "nothing leaks to whoever reads the stream"
-    assert spans.parents("POST") == spans.ids("chat")
+    def complete(self, prompt: Prompt) -> Reply:
+        with self.tracer.start_as_current_span("POST"):
+            return super().complete(prompt)
+
+    async def acomplete(self, prompt: Prompt) -> Reply:
+        with self.tracer.start_as_current_span("POST"):
+            await asyncio.sleep(0)
+            return ScriptedBackend.complete(self, prompt)
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(call_timeout=30)], ids=["", "timed"])
+@pytest.mark.parametrize("how", ["complete", "stream", "acomplete", "astream"])
+async def test_spans_of_a_client_are_children_of_the_call(spans: Spans, how: str, limits: Limits) -> None:
+    calls, backend = Calls(limits), Client(spans.provider.get_tracer("client"))
+    turns = start(spans, backend)
+
+    async def completed(prompt: Prompt) -> AsyncGenerator[str | Reply]:
+        yield await calls.acomplete(backend, prompt)
+
+    if how.startswith("a"):
+        call = completed if how == "acomplete" else partial(calls.astream, backend)
+        async for _ in adrive(turns, call, PROMPTS):
+            assert not trace.get_current_span().get_span_context().is_valid
+    else:
+        for _ in drive(turns, partial(calls.stream, backend) if how == "stream" else lambda prompt: iter([calls.complete(backend, prompt)]), PROMPTS):
+            assert not trace.get_current_span().get_span_context().is_valid, "nothing leaks to whoever reads the stream"
+    posts = {post.parent.span_id for post in spans.named("POST") if post.parent}
+    assert posts == {chat.context.span_id for chat in spans.named("chat")}
+
+
+@pytest.mark.parametrize("how", ["read", "aread"])
+def test_a_mistake_in_a_backend_is_an_error_of_its_call(spans: Spans, how: str) -> None:
+    backend = ScriptedBackend(lambda prompt: 1 / 0)  # type: ignore[arg-type, return-value]
+    turns = start(spans, backend)
+
+    async def read() -> None:
+        async def call(prompt: Prompt) -> AsyncGenerator[str | Reply]:
+            yield await Calls(Limits()).acomplete(backend, prompt)
+
+        async for _ in adrive(turns, call, PROMPTS):
+            pass
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(read()) if how == "aread" else list(drive(turns, lambda prompt: iter([Calls(Limits()).complete(backend, prompt)]), PROMPTS))
+    assert {(span.attributes or {}).get("error.type") for span in spans} == {"ZeroDivisionError"}
 
 
 def test_a_context_holds_for_its_block_alone() -> None:
@@ -213,13 +252,11 @@ async def test_async_readings_side_by_side(spans: Spans) -> None:
     tracer = spans.provider.get_tracer("client")
 
     async def one() -> Reading:
-        backend = ScriptedBackend(NOTES)
+        backend = Client(tracer)
+        calls = Calls(Limits())
 
         async def call(prompt: Prompt) -> AsyncGenerator[str | Reply]:
-            with under(prompt.context), tracer.start_as_current_span("POST"):
-                await asyncio.sleep(0)
-                reply = await backend.acomplete(prompt)
-            yield reply
+            yield await calls.acomplete(backend, prompt)
 
         *_, last = [event async for event in adrive(start(spans, backend), call, PROMPTS)]
         assert isinstance(last, Reading)

@@ -69,11 +69,11 @@ def step_event(step: Step) -> dict[str, Any]:
 
 def message_fields(reading: Reading) -> dict[str, Any]:
     """Usage and metadata of the answer's message."""
-    usage, steps = reading.usage, reading.steps
+    usage, steps = reading.new_usage, reading.steps
     metadata = {
         "model": reading.model,
         "chunks": len(steps) - 1,
-        "calls": len(steps),
+        "calls": sum(not step.reply.recorded for step in steps),
         "outcomes": dict(Tally(step.outcome for step in steps)),
         "cut": [step.index for step in steps if step.cut],
         "finish_reason": steps[-1].reply.finish_reason,

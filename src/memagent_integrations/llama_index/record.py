@@ -69,7 +69,7 @@ class Record:
             self._sources += step.span.sources
             dispatcher.event(MemAgentStep(step=step, span_id=self._span))
         usage = step.reply.usage
-        self._usage += usage
+        self._usage += NO_USAGE if step.reply.recorded else usage  # what a journal had costs nothing now
         told = {"phase": step.phase, "outcome": step.outcome, "cut": step.cut, "finish_reason": step.reply.finish_reason}
         self.summary["steps"].append({**told, **asdict(usage), "seconds": step.reply.seconds})
         self.summary.update(memory=step.memory, usage=asdict(self._usage))

@@ -96,9 +96,9 @@ def edit_run(journal: JournalFile, run: RunName, step: _Step, memory: _Memory, b
         typer.echo(records.edit(run, step, memory=text, name=branch))
 
 
-@runs_app.command("pause", short_help="Have a reading end after its present step.")
+@runs_app.command("pause", short_help="Stop a reading after its current step.")
 def pause_run(journal: JournalFile, run: RunName) -> None:
-    """Have whoever reads a run, in whatever process, end after the step that is being made; `memagent runs resume` goes on."""
+    """Stop the reading of a run, in whatever process, after its current step; `memagent runs resume` goes on."""
     with opened(journal) as records:
         records.pause(run)
 

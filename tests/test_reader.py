@@ -699,3 +699,39 @@ def test_a_reader_closes_what_it_opened() -> None:
     with Reader(Closing(notes)) as subject:
         assert "scripted" in repr(subject)
     assert closed == [True]
+
+
+def in_parts(reader: Reader, document: str) -> tuple[str, str, list[Step]]:
+    """A reading by somebody who keeps the memory: chunk by chunk, then the answer."""
+    memory, steps = "", []
+    for chunk in reader.chunks(document):
+        memory = reader.memorize("What is noted?", chunk, memory=memory, progress=steps.append).memory
+    return memory, str(reader.answer("What is noted?", memory).answer), steps
+
+
+async def test_a_reading_in_parts_is_the_reading() -> None:
+    def script(prompt: Prompt) -> str:
+        text = prompt.messages[0].content
+        return f"{len(text)} signs and {text.count('word')} words" if prompt.phase == "memory" else text[-200:]
+
+    document = "some words of a document and a last word. " * 60
+    whole = Reader(ScriptedBackend(script), chunk_tokens=100).read("What is noted?", document)
+    reader = Reader(ScriptedBackend(script), chunk_tokens=100)
+    memory, answer, steps = in_parts(reader, document)
+    assert (memory, answer) == (whole.memory, whole.answer)
+    assert [(step.span, step.memory) for step in steps] == [(step.span, step.memory) for step in whole.steps[:-1]]
+    told: list[Step] = []
+    for reading in (reader.memorize("What is noted?", document, progress=told.append), await reader.amemorize("What is noted?", document)):
+        assert (reading.memory, reading.answer, reading.steps) == (whole.memory, "", whole.steps[:-1])
+    assert tuple(told) == whole.steps[:-1]
+    assert (await reader.aanswer("What is noted?", memory)).answer == whole.answer
+
+    async def pages() -> AsyncIterator[str]:
+        yield document
+
+    assert (await reader.amemorize("What is noted?", pages())).memory == whole.memory
+    assert reader.memorize("What is noted?", document, memory="what was known before").steps[0].memory_before == "what was known before"
+    assert reader.answer("What is noted?", "").answer, "nothing may have been worth noting"
+    for wrong in (lambda: reader.memorize(" ", document), lambda: reader.answer("", memory)):
+        with pytest.raises(UsageError, match="question is empty"):
+            wrong()

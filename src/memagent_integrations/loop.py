@@ -36,34 +36,39 @@ def reading_loop(
     budgets: Budgets,
     count: Counter,
     model: str,
+    memory: str | None = None,
+    answering: bool = True,
 ) -> Turns:
     """Read the chunks in order, then answer from the memory alone.
 
-    Yields one prompt a chunk and one for the answer. A `MemAgentError` thrown in, or raised by the chunks, ends the reading: it is returned
-    with `error` set, and with the steps and the memory that it had. An error never becomes memory.
+    Yields one prompt a chunk and one for the answer. With a `memory` the reading goes on from it, and there may be no chunks; without
+    `answering` it ends with the last chunk, and its answer is empty. A `MemAgentError` thrown in, or raised by the chunks, ends the reading: it
+    is returned with `error` set, and with the steps and the memory that it had. An error never becomes memory.
     """
     steps: list[Step] = []
-    memory, answer, failure = "", None, None
+    noted, answer, failure = memory or "", None, None
     try:
         for chunk in chunks:
-            messages = prompts.update_messages(question=question, memory=memory, section=chunk.text, memory_tokens=budgets.memory_tokens)
+            messages = prompts.update_messages(question=question, memory=noted, section=chunk.text, memory_tokens=budgets.memory_tokens)
             reply = yield Prompt(index=len(steps), phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps))
-            steps.append(_update(len(steps), chunk, memory, reply, prompts, budgets, count))
-            memory = steps[-1].memory
-        if not steps:
+            steps.append(_update(len(steps), chunk, noted, reply, prompts, budgets, count))
+            noted = steps[-1].memory
+        if not steps and memory is None:
             raise UsageError("the document is empty: there is no text to read")
-        messages = prompts.answer_messages(question=question, memory=memory)
-        reply = yield Prompt(index=len(steps), phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps))
-        steps.append(_answered(len(steps), memory, reply))
-        answer = prompts.parse_answer(reply.text)
-        if not answer:
-            raise BackendError(_no_answer(reply))
+        answer = ""
+        if answering:
+            messages = prompts.answer_messages(question=question, memory=noted)
+            reply = yield Prompt(index=len(steps), phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps))
+            steps.append(_answered(len(steps), noted, reply))
+            answer = prompts.parse_answer(reply.text)
+            if not answer:
+                raise BackendError(_no_answer(reply))
     except MemAgentError as error:
         answer, failure = None, error
     return Reading(
         question=question,
         answer=answer,
-        memory=memory,
+        memory=noted,
         steps=tuple(steps),
         model=model,
         budgets=budgets,
@@ -272,5 +277,5 @@ def _new_step(state: Prompt | Reading) -> Iterator[Step]:
     if isinstance(state, Prompt):
         if state.after:
             yield state.after
-    elif state.steps and state.steps[-1].phase == "answer":
+    elif state.steps and (state.steps[-1].phase == "answer" or not state.error):
         yield state.steps[-1]

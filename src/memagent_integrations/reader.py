@@ -171,6 +171,40 @@ class Reader:
             async for event in events:
                 yield _raise_for_error(event) if isinstance(event, Reading) else event
 
+    def memorize(self, question: str, document: Any, *, memory: str = "", progress: Progress | None = None) -> Reading:
+        """Read a document, or one `Chunk`, on from a memory, for a question that is not answered yet: the reading's `answer` is empty.
+
+        With `answer` this is `read` in parts, for whoever keeps the memory: a graph, a workflow, a conversation. It is not recorded in the journal.
+
+        Raises:
+            as `read`.
+        """
+        turns = self._turns(question, self._checked(question, self._chunks(document)), memory=self._fitting(memory), answering=False)
+        return _raise_for_error(self._read(turns, progress))
+
+    async def amemorize(self, question: str, document: Any, *, memory: str = "", progress: Progress | None = None) -> Reading:
+        """`memorize`, async; the document may be an async iterator."""
+        source, memory = self._asource(question, document), await asyncio.to_thread(self._fitting, memory)
+        turns = self._turns(question, source or self._checked(question, self._chunks(document)), memory=memory, answering=False)
+        return _raise_for_error(await self._alast(adrive(turns, self._acomplete, self.prompts, source), progress))
+
+    def answer(self, question: str, memory: str) -> Reading:
+        """The answer to a question from a memory alone.
+
+        Raises:
+            as `read`.
+        """
+        return _raise_for_error(self._read(self._turns(question, self._checked(question, ()), memory=self._fitting(memory)), None))
+
+    async def aanswer(self, question: str, memory: str) -> Reading:
+        """`answer`, async."""
+        turns = self._turns(question, self._checked(question, ()), memory=await asyncio.to_thread(self._fitting, memory))
+        return _raise_for_error(await self._alast(adrive(turns, self._acomplete, self.prompts), None))
+
+    def chunks(self, document: Any) -> Iterator[Chunk]:
+        """The chunks in which a document is read."""
+        return (chunk for chunk in self._chunks(document) if not chunk.text.isspace())
+
     def read_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """Read for many (question, document) pairs; the readings come in the order of the jobs.
 
@@ -275,9 +309,19 @@ class Reader:
     def __repr__(self) -> str:
         return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
 
-    def _turns(self, question: str, source: Iterable[Chunk], document: Any, run: str | None = None) -> Turns:
-        turns = reading_loop(question, source, prompts=self.prompts, budgets=self.budgets, count=self.count, model=self.backend.name)
-        if self.journal:
+    def _turns(
+        self,
+        question: str,
+        source: Iterable[Chunk],
+        document: Any = None,
+        run: str | None = None,
+        *,
+        memory: str | None = None,
+        answering: bool = True,
+    ) -> Turns:
+        settings: dict[str, Any] = {"prompts": self.prompts, "budgets": self.budgets, "count": self.count, "model": self.backend.name}
+        turns = reading_loop(question, source, memory=memory, answering=answering, **settings)
+        if self.journal and memory is None:
             settings = settings_of(question, self.backend.name, self.backend.identity, self.budgets, self.prompts)
             turns = self.journal.recorded(turns, settings, run, files(document))
         elif run is not None:
@@ -336,7 +380,10 @@ class Reader:
     async def _aread(
         self, question: str, document: Any, progress: Progress | None, source: Iterable[Chunk] | None = None, run: str | None = None
     ) -> Reading:
-        async with aclosing(self._adrive(question, document, self._acomplete, source, run)) as events:
+        return await self._alast(self._adrive(question, document, self._acomplete, source, run), progress)
+
+    async def _alast(self, driver: AsyncGenerator[Event], progress: Progress | None) -> Reading:
+        async with aclosing(driver) as events:
             async for event in events:
                 if isinstance(event, Reading):
                     return event
@@ -346,9 +393,12 @@ class Reader:
     def _adrive(
         self, question: str, document: Any, call: AsyncCall, source: Iterable[Chunk] | None = None, run: str | None = None
     ) -> AsyncGenerator[Event]:
-        waiting = AsyncChunks(self._achecked(question, achunks(apieces(document), self._chunker()))) if is_async(document) else None
+        waiting = self._asource(question, document)
         turns = self._turns(question, waiting or self._checked(question, source or self._chunks(document)), document, run)
         return adrive(turns, call, self.prompts, waiting)
+
+    def _asource(self, question: str, document: Any) -> AsyncChunks | None:
+        return AsyncChunks(self._achecked(question, achunks(apieces(document), self._chunker()))) if is_async(document) else None
 
     def _complete(self, prompt: Prompt, *, cancelled: threading.Event | None = None) -> Iterator[str | Reply]:
         yield self.calls.complete(self.backend, prompt, cancelled)
@@ -369,6 +419,8 @@ class Reader:
         return Chunker(self.count, self.budgets.chunk_tokens, self.budgets.overlap_tokens)
 
     def _chunks(self, document: Any) -> Iterator[Chunk]:
+        if isinstance(document, Chunk):
+            return iter((document,))
         return chunks(pieces(document), self._chunker())
 
     def _sources(self, jobs: Sequence[Job]) -> list[Iterable[Chunk]]:
@@ -390,6 +442,12 @@ class Reader:
         """Tokens of a prompt of this phase at most, with `section` tokens of the document."""
         size = self.prompts.size(phase, self._count, question=self.count(question), memory=self.budgets.memory_tokens, section=section)
         return size + self.backend.template_tokens
+
+    def _fitting(self, memory: str) -> str:
+        """The memory, which has to keep to its budget whoever wrote it."""
+        if (tokens := self.count(memory)) > self.budgets.memory_tokens:
+            raise UsageError(f"the memory has {tokens} tokens, its budget is {self.budgets.memory_tokens}; shorten it or raise memory_tokens")
+        return memory
 
     def _check(self, question: str) -> None:
         """See that every prompt will fit."""

@@ -1166,3 +1166,19 @@ async def test_a_journal(kind: Any, tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(MemAgentReader("smollm2", journal=journal))).journal is not None
     with pytest.raises(UsageError, match="journal has to be a file or a Journal, not int"):
         MemAgentReader("smollm2", journal=5)
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+async def test_a_reading_has_a_name_in_the_journal(how: str, tmp_path: Path) -> None:
+    subject = MemAgentReader(ScriptedBackend(lambda prompt: "a note"), journal=tmp_path / "runs.db", **SMALL)
+    config: Any = {"configurable": {"memagent_run": "lease"}}
+    if how == "stream":
+        list(subject.stream(INPUT, config))
+    elif how == "astream":
+        assert [chunk async for chunk in subject.astream(INPUT, config)]
+    else:
+        assert (await subject.ainvoke(INPUT, config) if how == "ainvoke" else subject.invoke(INPUT, config)).text == "a note"
+    with Journal(tmp_path / "runs.db") as journal:
+        assert [run.name for run in journal.runs()] == ["lease"]
+    assert [spec.id for spec in subject.config_specs] == ["memagent_run"]
+    assert MemAgentReader(ScriptedBackend([]), **SMALL).config_specs == []

@@ -1,6 +1,9 @@
-"""The door to LangChain: a backend over any of its models, and a runnable that reads a document for a question."""
+"""The door to LangChain and LangGraph: a runnable that reads a document, as a chain, a tool, a compressor, a graph, and the memory of an agent."""
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from memagent_integrations.errors import MissingExtra
 
@@ -10,7 +13,29 @@ except ImportError as error:
     raise MissingExtra.extra("langchain-core", "langchain") from error
 
 from memagent_integrations.langchain.backend import ChatModelBackend
+from memagent_integrations.langchain.compressor import MemAgentDocumentCompressor
 from memagent_integrations.langchain.messages import STEP
 from memagent_integrations.langchain.reader import MemAgentReader, ReaderInput
+from memagent_integrations.langchain.tool import MemAgentTool
 
-__all__ = ["STEP", "ChatModelBackend", "MemAgentReader", "ReaderInput"]
+if TYPE_CHECKING:
+    from memagent_integrations.langchain.graph import build_graph
+    from memagent_integrations.langchain.middleware import MemAgentMiddleware
+
+__all__ = [
+    "STEP",
+    "ChatModelBackend",
+    "MemAgentDocumentCompressor",
+    "MemAgentMiddleware",
+    "MemAgentReader",
+    "MemAgentTool",
+    "ReaderInput",
+    "build_graph",
+]
+_LAZY = {"MemAgentMiddleware": "middleware", "build_graph": "graph"}  # they need langchain and langgraph, which take their time
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

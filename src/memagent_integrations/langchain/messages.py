@@ -72,7 +72,7 @@ def message_fields(reading: Reading) -> dict[str, Any]:
     usage, steps = reading.new_usage, reading.steps
     metadata = {
         "model": reading.model,
-        "chunks": len(steps) - 1,
+        "chunks": sum(step.phase == "memory" for step in steps),
         "calls": sum(not step.reply.recorded for step in steps),
         "outcomes": dict(Tally(step.outcome for step in steps)),
         "cut": [step.index for step in steps if step.cut],

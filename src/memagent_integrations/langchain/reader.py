@@ -18,7 +18,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackMa
 from langchain_core.language_models import LanguageModelLike
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableSerializable
 from langchain_core.runnables.config import patch_config
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
 from pydantic import ConfigDict, Field, PlainValidator, ValidationError, model_validator
@@ -62,12 +62,17 @@ def _journal_checked(journal: Any) -> Journal | str | None:
     return str(journal) if isinstance(journal, Path) else journal
 
 
+_RUN = ConfigurableFieldSpec(id="memagent_run", annotation=str, name="Run", description="The name of the reading in the journal", default=None)
+
+
 class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     """A runnable that reads a document of any length with a fixed window and answers a question from it.
 
     `model` is a LangChain model or anything wrapped around one, a `Backend`, or a name: one that `load_backend` knows ("smollm2",
     "openai:NAME", "policy:DIR", ...), any other "provider:name" is LangChain's `init_chat_model`'s. A named model is loaded at the first use,
     once. A retry belongs to the model (`model.with_retry()`): around the reader it begins the document anew.
+
+    With a `journal`, the config `{"configurable": {"memagent_run": NAME}}` names the reading in it.
 
     `tokenizer` counts the tokens (see `ChatModelBackend`); the other settings are those of `Reader`. `trace_inputs="full"` lets traces hold
     the document; by default they say only how long it is.
@@ -128,8 +133,9 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """What of the model can be configured at run time."""
-        return get_unique_config_specs(self.model.config_specs) if isinstance(self.model, Runnable) else []
+        """What of the model can be configured at run time, and with a journal the name of the reading in it."""
+        own = [_RUN] if self.journal else []
+        return get_unique_config_specs([*(self.model.config_specs if isinstance(self.model, Runnable) else []), *own])
 
     def invoke(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         """Read the document, answer the question."""
@@ -202,6 +208,24 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
             async for chunk in stream:
                 yield chunk
 
+    def as_node(self, *, question_key: str = "question", context_key: str = "context", answer_key: str = "answer") -> Runnable[Any, dict[str, str]]:
+        """The reader as a node of a LangGraph graph: question and document from these keys of the state, the answer's text to that one.
+
+        Raises:
+            UsageError: from a run: the state has no such keys.
+        """
+
+        def task(state: Any) -> ReaderInput:
+            return ReaderInput(question=_of_state(state, question_key), context=_of_state(state, context_key))
+
+        def node(state: Any, config: RunnableConfig) -> dict[str, str]:
+            return {answer_key: str(self.invoke(task(state), config).text)}
+
+        async def anode(state: Any, config: RunnableConfig) -> dict[str, str]:
+            return {answer_key: str((await self.ainvoke(task(state), config)).text)}
+
+        return RunnableLambda(node, anode, name="memagent")
+
     @property
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in (*_BUDGETS, "layout", "prompts", "window")}
@@ -215,7 +239,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         options = None if self.tokenizer is None else {"tokenizer": self.tokenizer}
         return Reader(model, journal=self.journal, limits=self.limits, backend_options=options)
 
-    def _reader(self, config: RunnableConfig) -> Reader:
+    def under(self, config: RunnableConfig) -> Reader:
         """A reader with these settings, over the loaded model; its own prompts and budgets (a policy's) hold where none are set."""
         own: Reader = self.loaded.get((self.model, self.tokenizer, self.journal, self.limits), self._load)
         backend = own.backend.under(config) if isinstance(own.backend, ChatModelBackend) else own.backend
@@ -229,7 +253,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
     def _events(self, question: str, context: Any, config: RunnableConfig, *, whole: bool) -> Iterator[str | Reading]:
         document = context.invoke(question, config) if isinstance(context, BaseRetriever) else context
-        for event in self._reader(config).stream(question, text_of(document), whole=whole):
+        for event in self.under(config).stream(question, text_of(document), whole=whole, run=_run_of(config)):
             if not isinstance(event, Step):
                 yield event
             elif event.phase == "memory":
@@ -237,8 +261,8 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
     async def _aevents(self, question: str, context: Any, config: RunnableConfig, *, whole: bool) -> AsyncGenerator[str | Reading]:
         document = await context.ainvoke(question, config) if isinstance(context, BaseRetriever) else context
-        reader = await asyncio.to_thread(self._reader, config)
-        async with aclosing(reader.astream(question, text_of(document), whole=whole)) as events:
+        reader = await asyncio.to_thread(self.under, config)
+        async with aclosing(reader.astream(question, text_of(document), whole=whole, run=_run_of(config))) as events:
             async for event in events:
                 if not isinstance(event, Step):
                     yield event
@@ -252,6 +276,19 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         if isinstance(value, Mapping):
             return {name: value[name] if name == "question" else elided(value[name]) for name in ("question", "context") if name in value}
         return elided(value)
+
+
+def _run_of(config: RunnableConfig) -> str | None:
+    """The name that the reading has in the journal."""
+    name: str | None = config.get("configurable", {}).get(_RUN.id)
+    return name
+
+
+def _of_state(state: Any, key: str) -> Any:
+    try:
+        return state[key] if isinstance(state, Mapping) else getattr(state, key)
+    except (KeyError, AttributeError) as error:
+        raise UsageError(f"the state has no {key!r}; name its keys: reader.as_node(question_key=..., context_key=...)") from error
 
 
 def _chat_model(spec: str) -> Any:

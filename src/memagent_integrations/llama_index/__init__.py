@@ -1,4 +1,4 @@
-"""The door to LlamaIndex: a response synthesizer and a query engine over its LLMs, or over any backend.
+"""The door to LlamaIndex: a response synthesizer, a query engine, a workflow and a memory block over its LLMs, or over any backend.
 
 The reading itself is `Reader`; here its events become LlamaIndex's responses, source nodes, callbacks and instrumentation events.
 """
@@ -13,8 +13,21 @@ except ImportError as error:
     raise MissingExtra.extra("llama-index-core", "llama-index") from error
 
 from memagent_integrations.llama_index.backend import LLMBackend
+from memagent_integrations.llama_index.memory import MemAgentMemoryBlock
 from memagent_integrations.llama_index.query_engine import MemAgentQueryEngine
 from memagent_integrations.llama_index.record import MemAgentAnswerEnd, MemAgentStep
 from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer
+from memagent_integrations.llama_index.workflow import MemAgentReview, MemAgentReviewed, MemAgentStepEvent, MemAgentWorkflow
 
-__all__ = ["LLMBackend", "MemAgentAnswerEnd", "MemAgentQueryEngine", "MemAgentStep", "MemAgentSynthesizer"]
+__all__ = [
+    "LLMBackend",
+    "MemAgentAnswerEnd",
+    "MemAgentMemoryBlock",
+    "MemAgentQueryEngine",
+    "MemAgentReview",
+    "MemAgentReviewed",
+    "MemAgentStep",
+    "MemAgentStepEvent",
+    "MemAgentSynthesizer",
+    "MemAgentWorkflow",
+]

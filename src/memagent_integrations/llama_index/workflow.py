@@ -1,0 +1,272 @@
+"""A reading as a LlamaIndex workflow: one chunk a step, a person asked in between, a context that can be kept and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Unpack
+from weakref import WeakKeyDictionary
+
+from llama_index.core.workflow import Context, Event, HumanResponseEvent, InputRequiredEvent, StartEvent, StopEvent, Workflow, step
+from pydantic import BaseModel, BeforeValidator, Field
+
+from memagent_integrations.documents import is_async
+from memagent_integrations.errors import UsageError
+from memagent_integrations.llama_index.record import Record
+from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer, Model, ReaderSettings
+from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage
+from memagent_integrations.settings import check_int, given
+from memagent_integrations.tokens import Counter
+
+
+class MemAgentStart(StartEvent):
+    """What is read, and for which question. `document` is a reference: what the workflow's `load` makes a document of.
+
+    With neither, the reading that the context holds goes on.
+    """
+
+    question: str = ""
+    document: Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)] = ""
+
+
+class MemAgentStepEvent(Event):
+    """On the stream after each call: `number` counts the chunks from 1, `start` and `end` are the chunk's characters in the whole text.
+
+    `step` is its line in the summary, as in `response.metadata["memagent"]["steps"]`. The answer's has no characters.
+    """
+
+    number: int
+    start: int | None
+    end: int | None
+    memory: str
+    step: dict[str, Any]
+
+
+class MemAgentReview(InputRequiredEvent):
+    """A person is shown the memory after chunk `number`, and answers with `MemAgentReviewed`. `problem`: why an earlier answer was not taken."""
+
+    number: int
+    question: str
+    memory: str
+    problem: str = ""
+
+
+class MemAgentReviewed(HumanResponseEvent):
+    """A person's answer: another memory, or None to go on as it is. With `number` it is taken only for the review after that chunk."""
+
+    memory: str | None = None
+    number: int | None = None
+
+
+class MemAgentAnswer(StopEvent):
+    """The result: the answer, and what `response.metadata["memagent"]` holds elsewhere."""
+
+    answer: str
+    memory: str
+    model: str
+    steps: list[dict[str, Any]]
+    usage: dict[str, int | None]
+
+    def __str__(self) -> str:
+        """The answer."""
+        return self.answer
+
+
+class MemAgentNext(Event):
+    """Read the chunk after the first `index`."""
+
+    index: int
+
+
+class MemAgentRead(Event):
+    """All chunks are read."""
+
+
+class MemAgentState(BaseModel):
+    """What a context keeps of a reading: all but the document. `digest` is that of the chunks read."""
+
+    question: str = ""
+    document: str = ""
+    memory: str = ""
+    read: int = 0
+    digest: str = ""
+    waiting: bool = False
+    answer: str | None = None
+    steps: list[dict[str, Any]] = Field(default_factory=list)
+    usage: dict[str, int | None] = Field(default_factory=lambda: asdict(NO_USAGE))
+
+    def add(self, record: Record) -> None:
+        """Add the step that the record has taken."""
+        self.steps += record.summary["steps"]
+        self.usage = asdict(Usage(**self.usage) + Usage(**record.summary["usage"]))
+
+
+class MemAgentWorkflow(Workflow):
+    """Reads a document one chunk a step, and answers.
+
+        result = await MemAgentWorkflow(llm).run(question="Who pays?", document="contract.txt")
+
+    Args:
+        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up when it is needed.
+        model: another name for `llm`.
+        load: makes a document (see `documents.pieces`) of the reference that `run` was given; the default takes it for a path. It is called,
+            in a thread, when the reading begins and when it goes on elsewhere, and has to give the same text.
+        ask_every: show a person the memory after each so many chunks (`MemAgentReview`), and wait for the answer (`MemAgentReviewed`).
+        tokenizer: of a LlamaIndex LLM, see `LLMBackend`.
+        timeout: seconds until the run is given up; default: never.
+        verbose: print the steps.
+        num_concurrent_runs: most runs at a time.
+        settings: as in `Reader`, without `journal`.
+
+    `Context.from_dict(workflow, saved)` of a `ctx.to_dict()` from any moment goes on with `run(ctx=context)`, in this workflow or in another
+    with the same settings; a call that was finished then is not made again. So does the context of a run that failed. A review that was open
+    stays open: its answer is awaited, and it is not put on the stream again.
+
+    Raises:
+        UsageError: a setting is wrong; from a run: there is nothing to go on with, the document is not that of the context, and what
+            `Reader.read` raises.
+    """
+
+    def __init__(
+        self,
+        llm: Model = None,
+        *,
+        model: Model = None,
+        load: Callable[[str], Any] = Path,
+        ask_every: int | None = None,
+        tokenizer: str | Counter | None = None,
+        timeout: float | None = None,
+        verbose: bool = False,
+        num_concurrent_runs: int | None = None,
+        **settings: Unpack[ReaderSettings],
+    ) -> None:
+        if settings.get("journal") is not None:
+            raise UsageError("a workflow is not recorded in a journal; keep the context's to_dict()")
+        check_int(**given(ask_every=ask_every))
+        self.reader = MemAgentSynthesizer(llm, model=model, tokenizer=tokenizer, **settings).reader
+        self._load, self._ask_every = load, ask_every
+        self._places: WeakKeyDictionary[object, _Place] = WeakKeyDictionary()  # by the store of a run
+        super().__init__(timeout=timeout, verbose=verbose, num_concurrent_runs=num_concurrent_runs)
+
+    @step
+    async def begin(self, ctx: Context[MemAgentState], ev: MemAgentStart) -> MemAgentNext | MemAgentReview | None:
+        """Begin, or go on with the same reading that failed in this context."""
+        async with ctx.store.edit_state() as state:
+            asked = ev.question or state.question, ev.document or state.document
+            if not all(asked):
+                raise UsageError("run needs a question and a document, or the context of a reading to go on with")
+            if asked != (state.question, state.document) or state.answer is not None:
+                fresh = MemAgentState(question=asked[0], document=asked[1])
+                for name in MemAgentState.model_fields:
+                    setattr(state, name, getattr(fresh, name))
+        return self._after(ctx, state)
+
+    @step(num_workers=1)
+    async def read_chunk(self, ctx: Context[MemAgentState], ev: MemAgentNext) -> MemAgentNext | MemAgentReview | MemAgentRead | None:
+        """Read one chunk, unless that was done before the context was kept."""
+        state = await ctx.store.get_state()
+        if ev.index != state.read:
+            return self._after(ctx, state)
+        chunk = await asyncio.to_thread(self._place(ctx).take, self, state)
+        if chunk is None:
+            return MemAgentRead()
+        reading = await self.reader.amemorize(state.question, chunk, memory=state.memory)
+        record = self._recorded(reading.steps[-1])
+        async with ctx.store.edit_state() as state:
+            state.memory, state.digest = reading.memory, _digest(state.digest, chunk)
+            state.read += 1
+            state.waiting = bool(self._ask_every) and state.read % (self._ask_every or 1) == 0
+            state.add(record)
+        _tell(ctx, state, chunk)
+        return self._after(ctx, state)
+
+    @step(num_workers=1)
+    async def reviewed(self, ctx: Context[MemAgentState], ev: MemAgentReviewed) -> MemAgentNext | MemAgentReview | None:
+        """Go on from what a person answered. An answer that nobody waits for is left aside."""
+        state = await ctx.store.get_state()
+        if ev.number not in (None, state.read):
+            return None
+        if state.waiting and ev.memory is not None:
+            tokens, limit = await asyncio.to_thread(self.reader.count, ev.memory), self.reader.budgets.memory_tokens
+            if tokens > limit:
+                return _review(state, f"this memory has {tokens} tokens, its budget is {limit}; make it shorter")
+        async with ctx.store.edit_state() as state:
+            if state.waiting:
+                state.waiting, state.memory = False, state.memory if ev.memory is None else ev.memory
+        return self._after(ctx, state)
+
+    @step(num_workers=1)
+    async def answer(self, ctx: Context[MemAgentState], ev: MemAgentRead) -> MemAgentAnswer:
+        """Answer from the memory."""
+        state = await ctx.store.get_state()
+        if not state.read:
+            raise UsageError("the document is empty: there is no text to read")
+        if state.answer is None:
+            reading = await self.reader.aanswer(state.question, state.memory)
+            record = self._recorded(reading.steps[-1])
+            async with ctx.store.edit_state() as state:
+                state.answer = reading.answer
+                state.add(record)
+            _tell(ctx, state, None)
+        model = self.reader.backend.name
+        return MemAgentAnswer(answer=state.answer or "", memory=state.memory, model=model, steps=state.steps, usage=state.usage)
+
+    def _after(self, ctx: Context[MemAgentState], state: MemAgentState) -> MemAgentNext | MemAgentReview | None:
+        return _review(state) if state.waiting else self._place(ctx).issue(MemAgentNext(index=state.read))
+
+    def _recorded(self, made: Step) -> Record:
+        record = Record(self.reader.backend.name, include_text=False)
+        record.step(made)
+        return record
+
+    def _place(self, ctx: Context[MemAgentState]) -> _Place:
+        return self._places.setdefault(ctx.store, _Place())
+
+    def chunks(self, reference: str) -> Iterator[Chunk]:
+        """The chunks of the document that a reference stands for."""
+        document = self._load(reference)
+        if is_async(document):
+            raise UsageError("a workflow reads what can be read again at any time; give load a document that is not an async iterator")
+        return self.reader.chunks(document)
+
+
+class _Place:
+    """Where a run stands in its document, in this process."""
+
+    def __init__(self) -> None:
+        self._chunks: Iterator[Chunk] | None = None
+        self._issued = -1
+
+    def issue(self, event: MemAgentNext) -> MemAgentNext | None:
+        """The event, once for each chunk: of two answers to a review the first counts."""
+        if event.index <= self._issued:
+            return None
+        self._issued = event.index
+        return event
+
+    def take(self, workflow: MemAgentWorkflow, state: MemAgentState) -> Chunk | None:
+        """The next chunk, or None at the end."""
+        if self._chunks is None:
+            self._chunks = workflow.chunks(state.document)
+            digest = ""
+            for _, chunk in zip(range(state.read), self._chunks, strict=False):
+                digest = _digest(digest, chunk)
+            if digest != state.digest:
+                raise UsageError("this document, or how it is cut into chunks, is not that of the context; go on with what the reading began with")
+        return next(self._chunks, None)
+
+
+def _digest(before: str, chunk: Chunk) -> str:
+    return sha256(f"{before}\0{chunk.text}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _review(state: MemAgentState, problem: str = "") -> MemAgentReview:
+    return MemAgentReview(number=state.read, question=state.question, memory=state.memory, problem=problem)
+
+
+def _tell(ctx: Context[MemAgentState], state: MemAgentState, chunk: Chunk | None) -> None:
+    start, end = (chunk.span.start, chunk.span.end) if chunk else (None, None)
+    ctx.write_event_to_stream(MemAgentStepEvent(number=state.read, start=start, end=end, memory=state.memory, step=state.steps[-1]))

@@ -18,7 +18,7 @@ from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.errors import BackendError, MemAgentError
-from memagent_integrations.loop import Turns, advance
+from memagent_integrations.loop import Turns, advance, exchange
 from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.settings import check_int, check_number, given
 from memagent_integrations.telemetry import under
@@ -73,11 +73,7 @@ def _limited(turns: Turns, run_timeout: float) -> Turns:
         while isinstance(state, Prompt):
             if not deadline and not state.recorded:
                 deadline = time.monotonic() + run_timeout
-            try:
-                outcome: Reply | MemAgentError = yield replace(state, deadline=deadline)
-            except MemAgentError as error:
-                outcome = error
-            state = advance(turns, outcome)
+            state = advance(turns, (yield from exchange(replace(state, deadline=deadline))))
     return state
 
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from functools import lru_cache
+from hashlib import sha256
 
 from memagent_integrations.documents import Piece, in_threads
 from memagent_integrations.errors import MemAgentError, UsageError
@@ -167,6 +168,11 @@ async def achunks(pieces: AsyncGenerator[Piece], chunker: Chunker) -> AsyncGener
                 yield chunk
         async for chunk in in_threads(chunker.finish()):
             yield chunk
+
+
+def running_digest(before: str, chunk: Chunk) -> str:
+    """A digest of the chunks read so far: `before` is that of those before this one, "" if there are none."""
+    return sha256(f"{before}\0{chunk.text}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class SharedChunks:

@@ -133,6 +133,19 @@ def advance(turns: Turns, reply: Reply | Exception | None) -> Prompt | Reading:
         return reading
 
 
+def exchange(prompt: Prompt) -> Generator[Prompt, Reply, Reply | MemAgentError]:
+    """For a generator around a loop: what its driver makes of a prompt. Errors that are none of ours are raised."""
+    try:
+        return (yield prompt)
+    except MemAgentError as error:
+        return error
+
+
+def step_made(state: Prompt | Reading, prompt: Prompt) -> Step | None:
+    """The step that the reply to a prompt became, where the loop is now in `state`; a failed call made none."""
+    return state.after if isinstance(state, Prompt) else next(iter(state.steps[prompt.index :]), None)
+
+
 class Incoming:
     """What one call brings: pieces of the answer on the way, and at the end the outcome to give to the loop."""
 

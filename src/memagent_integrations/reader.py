@@ -179,12 +179,12 @@ class Reader:
         Raises:
             as `read`.
         """
-        turns = self._turns(question, self._checked(question, self._chunks(document)), memory=self._fitting(memory), answering=False)
+        turns = self._turns(question, self._checked(question, self._chunks(document)), memory=self.checked_memory(memory), answering=False)
         return _raise_for_error(self._read(turns, progress))
 
     async def amemorize(self, question: str, document: Any, *, memory: str = "", progress: Progress | None = None) -> Reading:
         """`memorize`, async; the document may be an async iterator."""
-        source, memory = self._asource(question, document), await asyncio.to_thread(self._fitting, memory)
+        source, memory = self._asource(question, document), await asyncio.to_thread(self.checked_memory, memory)
         turns = self._turns(question, source or self._checked(question, self._chunks(document)), memory=memory, answering=False)
         return _raise_for_error(await self._alast(adrive(turns, self._acomplete, self.prompts, source), progress))
 
@@ -194,12 +194,24 @@ class Reader:
         Raises:
             as `read`.
         """
-        return _raise_for_error(self._read(self._turns(question, self._checked(question, ()), memory=self._fitting(memory)), None))
+        return _raise_for_error(self._read(self._turns(question, self._checked(question, ()), memory=self.checked_memory(memory)), None))
 
     async def aanswer(self, question: str, memory: str) -> Reading:
         """`answer`, async."""
-        turns = self._turns(question, self._checked(question, ()), memory=await asyncio.to_thread(self._fitting, memory))
+        turns = self._turns(question, self._checked(question, ()), memory=await asyncio.to_thread(self.checked_memory, memory))
         return _raise_for_error(await self._alast(adrive(turns, self._acomplete, self.prompts), None))
+
+    def checked_memory(self, memory: str) -> str:
+        """The memory, if it keeps to its budget. The model's own does; one that somebody wrote may not.
+
+        Raises:
+            UsageError: it is longer, or no text.
+        """
+        if not isinstance(memory, str):
+            raise UsageError(f"the memory has to be text, not {type(memory).__name__}")
+        if (tokens := self.count(memory)) > self.budgets.memory_tokens:
+            raise UsageError(f"the edited memory has {tokens} tokens, its budget is {self.budgets.memory_tokens}; edit it anew, shorter")
+        return memory
 
     def chunks(self, document: Any) -> Iterator[Chunk]:
         """The chunks in which a document is read."""
@@ -442,12 +454,6 @@ class Reader:
         """Tokens of a prompt of this phase at most, with `section` tokens of the document."""
         size = self.prompts.size(phase, self._count, question=self.count(question), memory=self.budgets.memory_tokens, section=section)
         return size + self.backend.template_tokens
-
-    def _fitting(self, memory: str) -> str:
-        """The memory, which has to keep to its budget whoever wrote it."""
-        if (tokens := self.count(memory)) > self.budgets.memory_tokens:
-            raise UsageError(f"the memory has {tokens} tokens, its budget is {self.budgets.memory_tokens}; shorten it or raise memory_tokens")
-        return memory
 
     def _check(self, question: str) -> None:
         """See that every prompt will fit."""

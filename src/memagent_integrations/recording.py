@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from memagent_integrations.errors import JournalError, JournalMismatch, MemAgentError, RunPaused, UsageError
-from memagent_integrations.loop import Turns, advance
+from memagent_integrations.loop import Turns, advance, exchange, step_made
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets, Prompt, Reading, Reply, Step
 from memagent_integrations.store import InUse, Store
@@ -153,12 +153,8 @@ class _Recording:
             raise _mismatch(run, prompt)
         if reply is None and self._store.row("SELECT 1 FROM run WHERE name = ? AND paused IS NOT NULL", run):
             raise RunPaused(f"run {run} was paused after {prompt.index} steps; read again to resume")
-        try:
-            outcome: Reply | MemAgentError = yield replace(prompt, recorded=reply)
-        except MemAgentError as error:
-            outcome = error
-        state = advance(self._turns, outcome)
-        step = state.after if isinstance(state, Prompt) else next(iter(state.steps[prompt.index :]), None)
+        state = advance(self._turns, (yield from exchange(replace(prompt, recorded=reply))))
+        step = step_made(state, prompt)
         if reply is None and step and not (isinstance(state, Reading) and state.error):  # an answer that is none is asked for again
             try:
                 with self._store.writing():

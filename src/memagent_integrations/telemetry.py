@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, cast
 
 from memagent_integrations.errors import MemAgentError
-from memagent_integrations.loop import Turns, advance
+from memagent_integrations.loop import Turns, advance, exchange, step_made
 from memagent_integrations.records import NO_USAGE, Budgets, Prompt, Reading, Reply, Usage
 from memagent_integrations.settings import given
 
@@ -100,11 +100,7 @@ class _Spans:
     def _passed(self, turns: Turns, prompt: Prompt) -> Generator[Prompt, Reply, Prompt | Reading]:
         """A step that is recorded: only counted."""
         self._recorded += 1
-        try:
-            outcome: Reply | MemAgentError = yield prompt
-        except MemAgentError as error:
-            outcome = error
-        return advance(turns, outcome)
+        return advance(turns, (yield from exchange(prompt)))
 
     def _called(self, turns: Turns, prompt: Prompt) -> Generator[Prompt, Reply, Prompt | Reading]:
         asked = {
@@ -129,8 +125,7 @@ class _Spans:
                 outcome = error
             end = time.time_ns()  # what the loop does now is not part of the call, but tells what became of its reply
             state = advance(turns, outcome)
-            step = state.after if isinstance(state, Prompt) else next(iter(state.steps[prompt.index :]), None)
-            if step:
+            if step := step_made(state, prompt):
                 span.set_attributes({"memagent.step.outcome": step.outcome, "memagent.step.cut": step.cut})
             return state
         finally:

@@ -11,9 +11,8 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 
-from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.messages import STEP, elided, message_fields, step_event
-from memagent_integrations.langchain.reader import MemAgentReader
+from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
 from memagent_integrations.records import Reading, Step
 
 
@@ -31,8 +30,7 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
     reader: MemAgentReader
 
     def __init__(self, reader: MemAgentReader, **settings: Any) -> None:
-        if not isinstance(reader, MemAgentReader):
-            raise UsageError(f"reader has to be a MemAgentReader, not {type(reader).__name__}")
+        checked_reader(reader)
         super().__init__(reader=reader, **settings)  # type: ignore[call-arg]
 
     def compress_documents(self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None) -> list[Document]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -16,9 +15,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from typing_extensions import TypedDict
 
+from memagent_integrations.chunking import running_digest
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
 from memagent_integrations.langchain.messages import STEP, step_event, text_of
-from memagent_integrations.langchain.reader import MemAgentReader
+from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import NO_USAGE, Chunk, Reading, Step, Usage
 
@@ -94,9 +94,7 @@ def build_graph(
     Raises:
         UsageError: an argument is wrong. From a run: also a memory that was edited beyond its budget, a document that is not what it was.
     """
-    if not isinstance(reader, MemAgentReader):
-        raise UsageError(f"reader has to be a MemAgentReader, not {type(reader).__name__}")
-    if reader.journal is not None:
+    if checked_reader(reader).journal is not None:
         raise UsageError("a graph keeps its steps in the checkpointer; give it a reader without a journal")
     if not callable(load):
         raise UsageError(f"load has to be a function that takes the source and gives the document, not {type(load).__name__}")
@@ -207,15 +205,9 @@ class _Nodes:
         return update
 
     def _ready(self, state: ReadingState, config: RunnableConfig) -> Reader:
-        """A reader whose calls are children of this node's run; the memory is checked, because it may have been edited."""
+        """A reader whose calls are children of this node's run."""
         metadata = {**config.get("metadata", {}), "memagent_chunk": state["chunk"]}
-        reader = self._reader.under({**config, "metadata": metadata})
-        memory, limit = state["memory"], reader.budgets.memory_tokens
-        if not isinstance(memory, str):
-            raise UsageError(f"the memory has to be text, not {type(memory).__name__}")
-        if (tokens := reader.count(memory)) > limit:
-            raise UsageError(f"the edited memory has {tokens} tokens, its budget is {limit}; edit it anew, shorter")
-        return reader
+        return self._reader.under({**config, "metadata": metadata})
 
     def _found(self, state: ReadingState) -> _Place:
         """The place in the document, found by cutting it into chunks up to there; no model is asked."""
@@ -247,8 +239,7 @@ class _Place:
 
     def advance(self) -> None:
         if self.next:
-            text = (self.digest + self.next.text).encode("utf-8", "surrogatepass")
-            self.number, self.digest = self.number + 1, hashlib.sha256(text).hexdigest()
+            self.number, self.digest = self.number + 1, running_digest(self.digest, self.next)
         self._fetch()
 
     def _fetch(self) -> None:

@@ -14,7 +14,7 @@ from langgraph.runtime import Runtime
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
 from memagent_integrations.langchain.compressor import note_taking
 from memagent_integrations.langchain.messages import elided
-from memagent_integrations.langchain.reader import MemAgentReader
+from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.settings import check_int, given
 
@@ -77,8 +77,7 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         on_failure: Literal["raise", "later"] = "raise",
     ) -> None:
         super().__init__()
-        if not isinstance(reader, MemAgentReader):
-            raise UsageError(f"reader has to be a MemAgentReader, not {type(reader).__name__}")
+        checked_reader(reader)
         check_int(budget_tokens=budget_tokens, **given(keep_tokens=keep_tokens))
         if keep_tokens is not None and keep_tokens >= budget_tokens:
             raise UsageError(f"keep_tokens has to be below budget_tokens ({budget_tokens}), not {keep_tokens}: else each turn folds a message")

@@ -278,6 +278,17 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         return elided(value)
 
 
+def checked_reader(reader: Any) -> MemAgentReader:
+    """The reader that something else is made with.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(reader, MemAgentReader):
+        raise UsageError(f"reader has to be a MemAgentReader, not {type(reader).__name__}")
+    return reader
+
+
 def _run_of(config: RunnableConfig) -> str | None:
     """The name that the reading has in the journal."""
     name: str | None = config.get("configurable", {}).get(_RUN.id)

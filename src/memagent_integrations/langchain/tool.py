@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, create_model
 
 from memagent_integrations.documents import is_one_shot
 from memagent_integrations.errors import UsageError
-from memagent_integrations.langchain.reader import MemAgentReader
+from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
 
 _QUESTION = "The question, complete in itself: whoever reads the document sees nothing of this conversation."
 _ONE = "Reads a whole document, however long, and answers a question about it."
@@ -51,8 +51,7 @@ class MemAgentTool(BaseTool):
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
 
     def __init__(self, reader: MemAgentReader, *, context: Any = None, documents: Mapping[str, Any] | None = None, **settings: Any) -> None:
-        if not isinstance(reader, MemAgentReader):
-            raise UsageError(f"reader has to be a MemAgentReader, not {type(reader).__name__}")
+        checked_reader(reader)
         named = _named(context, documents)
         settings.setdefault("description", _MANY.format(names=", ".join(named)) if named else _ONE)
         settings.setdefault("handle_tool_error", True)

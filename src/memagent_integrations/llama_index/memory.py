@@ -12,7 +12,7 @@ from llama_index.core.utils import get_tokenizer
 from pydantic import Field, PrivateAttr
 
 from memagent_integrations.errors import BackendError, UsageError
-from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer, Model, ReaderSettings
+from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, one_of, reader_over
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Chunk
 from memagent_integrations.tokens import Counter, cut
@@ -77,7 +77,7 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
             raise UsageError("the question is empty")
         fields: dict[str, Any] = {"question": question, "name": name, "description": description, "priority": priority}
         fields |= {"accept_short_term_memory": accept_short_term_memory, "memory": memory, "pending": pending}
-        fields["reader"] = MemAgentSynthesizer(llm, model=model, tokenizer=tokenizer, **settings).reader
+        fields["reader"] = reader_over(one_of(llm, model), tokenizer, **settings)
         super().__init__(**fields)
 
     async def afold(self) -> None:

@@ -99,9 +99,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
         **settings: Unpack[ReaderSettings],
     ) -> None:
         # The base class would set llm.callback_manager on the caller's object, and ask Settings for an LLM: it is left out.
-        if llm is not None and model is not None:
-            raise UsageError("llm and model mean the same; pass one of them")
-        chosen = model if llm is None else llm
+        chosen = one_of(llm, model)
         if streaming and isinstance(chosen, StructuredLLM):
             raise UsageError("a structured answer cannot be streamed; pass streaming=False")
         self._llm: Any = chosen
@@ -109,7 +107,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
         self._output_cls, self._multimodal = None, False
         self._empty_response = empty_response or "Empty Response"
         self._callback_manager = callback_manager or Settings.callback_manager
-        self.reader = Reader(_model(chosen, tokenizer, callback_manager), **settings)
+        self.reader = reader_over(chosen, tokenizer, callback_manager, **settings)
 
     @property
     def callback_manager(self) -> CallbackManager:
@@ -221,12 +219,22 @@ async def _aresumed(first: str, texts: AsyncGenerator[str]) -> AsyncGenerator[st
             yield text
 
 
-def _model(model: Model, tokenizer: str | Counter | None, callback_manager: CallbackManager | None) -> str | Backend:
+def one_of(llm: Model, model: Model) -> Model:
+    """The model that was passed, under either name."""
+    if llm is not None and model is not None:
+        raise UsageError("llm and model mean the same; pass one of them")
+    return model if llm is None else llm
+
+
+def reader_over(
+    model: Model, tokenizer: str | Counter | None = None, callback_manager: CallbackManager | None = None, **settings: Unpack[ReaderSettings]
+) -> Reader:
+    """A reader over a LlamaIndex LLM, a `Backend`, or the name of one."""
     if not isinstance(model, (str, Backend)):
-        return LLMBackend(model, tokenizer=tokenizer, callback_manager=callback_manager)
+        return Reader(LLMBackend(model, tokenizer=tokenizer, callback_manager=callback_manager), **settings)
     if tokenizer is not None:
         raise UsageError("tokenizer goes with a LlamaIndex LLM; a backend counts by itself (load_backend may take a tokenizer)")
-    return model
+    return Reader(model, **settings)
 
 
 def _template(prompt: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 from weakref import WeakKeyDictionary
@@ -13,10 +12,11 @@ from weakref import WeakKeyDictionary
 from llama_index.core.workflow import Context, Event, HumanResponseEvent, InputRequiredEvent, StartEvent, StopEvent, Workflow, step
 from pydantic import BaseModel, BeforeValidator, Field
 
+from memagent_integrations.chunking import running_digest
 from memagent_integrations.documents import is_async
 from memagent_integrations.errors import UsageError
 from memagent_integrations.llama_index.record import Record
-from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer, Model, ReaderSettings
+from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, one_of, reader_over
 from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage
 from memagent_integrations.settings import check_int, given
 from memagent_integrations.tokens import Counter
@@ -146,7 +146,7 @@ class MemAgentWorkflow(Workflow):
         if settings.get("journal") is not None:
             raise UsageError("a workflow is not recorded in a journal; keep the context's to_dict()")
         check_int(**given(ask_every=ask_every))
-        self.reader = MemAgentSynthesizer(llm, model=model, tokenizer=tokenizer, **settings).reader
+        self.reader = reader_over(one_of(llm, model), tokenizer, **settings)
         self._load, self._ask_every = load, ask_every
         self._places: WeakKeyDictionary[object, _Place] = WeakKeyDictionary()  # by the store of a run
         super().__init__(timeout=timeout, verbose=verbose, num_concurrent_runs=num_concurrent_runs)
@@ -176,7 +176,7 @@ class MemAgentWorkflow(Workflow):
         reading = await self.reader.amemorize(state.question, chunk, memory=state.memory)
         record = self._recorded(reading.steps[-1])
         async with ctx.store.edit_state() as state:
-            state.memory, state.digest = reading.memory, _digest(state.digest, chunk)
+            state.memory, state.digest = reading.memory, running_digest(state.digest, chunk)
             state.read += 1
             state.waiting = bool(self._ask_every) and state.read % (self._ask_every or 1) == 0
             state.add(record)
@@ -190,9 +190,10 @@ class MemAgentWorkflow(Workflow):
         if ev.number not in (None, state.read):
             return None
         if state.waiting and ev.memory is not None:
-            tokens, limit = await asyncio.to_thread(self.reader.count, ev.memory), self.reader.budgets.memory_tokens
-            if tokens > limit:
-                return _review(state, f"this memory has {tokens} tokens, its budget is {limit}; make it shorter")
+            try:
+                await asyncio.to_thread(self.reader.checked_memory, ev.memory)
+            except UsageError as error:
+                return _review(state, str(error))
         async with ctx.store.edit_state() as state:
             if state.waiting:
                 state.waiting, state.memory = False, state.memory if ev.memory is None else ev.memory
@@ -253,14 +254,10 @@ class _Place:
             self._chunks = workflow.chunks(state.document)
             digest = ""
             for _, chunk in zip(range(state.read), self._chunks, strict=False):
-                digest = _digest(digest, chunk)
+                digest = running_digest(digest, chunk)
             if digest != state.digest:
                 raise UsageError("this document, or how it is cut into chunks, is not that of the context; go on with what the reading began with")
         return next(self._chunks, None)
-
-
-def _digest(before: str, chunk: Chunk) -> str:
-    return sha256(f"{before}\0{chunk.text}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _review(state: MemAgentState, problem: str = "") -> MemAgentReview:

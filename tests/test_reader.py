@@ -23,6 +23,7 @@ from memagent_integrations import (
     UsageError,
     policies,
 )
+from memagent_integrations.loop import Turns, adrive
 from memagent_integrations.records import Prompt, Reply, Usage
 
 DOCUMENT = "Some words of a long document. " * 100  # 700 of the scripted backend's tokens
@@ -294,6 +295,38 @@ async def test_one_failure_of_the_caller_cancels_the_rest() -> None:
     with pytest.raises(RuntimeError, match="the progress bar broke"):
         await reader().aread_many([("q", DOCUMENT)] * 5, progress=progress)
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_reading_cancelled_while_it_closes_leaves_nothing_running() -> None:
+    closing, release = threading.Event(), threading.Event()
+
+    def turns() -> Turns:
+        try:
+            yield Prompt(index=0, phase="memory", messages=(), max_tokens=1)
+            raise AssertionError("never answered")
+        finally:
+            closing.set()
+            release.wait(10)
+
+    async def consume() -> None:
+        async for _ in adrive(turns(), lambda prompt: never(), PromptSet.default()):
+            pass
+
+    async def never() -> AsyncIterator[str]:
+        called.set()
+        await asyncio.Event().wait()
+        yield ""
+
+    called = asyncio.Event()
+    task = asyncio.create_task(consume())
+    await called.wait()
+    task.cancel()
+    await asyncio.to_thread(closing.wait, 10)
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.05, release.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize("setting", [{"concurrency": 0}, {"batch_size": 0}, {"concurrency": "4"}])

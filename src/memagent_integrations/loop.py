@@ -201,7 +201,11 @@ async def adrive(turns: Turns, call: AsyncCall, prompts: PromptSet, chunks: Asyn
     finally:
         if chunks:
             await chunks.aclose()
-        await asyncio.shield(asyncio.to_thread(_close, turns, turn))
+        closing = asyncio.create_task(asyncio.to_thread(_close, turns, turn))
+        try:
+            await asyncio.shield(closing)
+        finally:
+            await asyncio.wait([closing])  # cancelled once more meanwhile: nothing is left running behind the reading
 
 
 def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Generator[tuple[int, Step | Reading]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from pytest_examples import CodeExample, EvalExample, find_examples
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,3 +36,18 @@ def test_an_example(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setattr(sys, "argv", [str(path)])
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.name)
+def test_a_notebook(path: Path, tmp_path: Path) -> None:
+    options: Any = {"timeout": 120, "coalesce_streams": True, "resources": {"metadata": {"path": str(tmp_path)}}}
+    kept, ran = (nbformat.read(path, as_version=4) for _ in range(2))
+    NotebookClient(ran, **options).execute()
+    assert outputs(kept) == outputs(ran), "run the notebook anew and keep it with its output"
+    assert "text/html" in str(outputs(ran))
+    assert (tmp_path / "trace.html").exists()
+
+
+def outputs(notebook: Any) -> list[list[tuple[str, ...]]]:
+    """The kinds of output of each cell; the text itself is that of one version of Python's manual."""
+    return [[(output.output_type, *sorted(output.get("data", ()))) for output in cell.get("outputs", ())] for cell in notebook.cells]

@@ -68,3 +68,15 @@ def test_a_notebook_shows_a_reading_and_runs_nothing_of_it() -> None:
     assert reading._repr_html_().count("&lt;script&gt;") == 3
     assert "<script" not in reading._repr_html_()
     assert "chunk 1: memory updated" in reading._repr_html_()
+
+
+def test_a_step_in_a_notebook_shows_what_changed() -> None:
+    reading = Reader(ScriptedBackend(["the <b> gate is 1739", "the <b> gate is 7319", "a & b"]), chunk_tokens=5).read(
+        "q", "one two three four five six"
+    )
+    before, after, answer = (step._repr_html_() for step in reading.steps)
+    assert ">the &lt;b&gt; gate is 1739</ins>" in before
+    assert ">1739</del><ins" in after
+    assert ">7319</ins>" in after
+    assert "the &lt;b&gt; gate is <del" in after
+    assert "a &amp; b" in answer

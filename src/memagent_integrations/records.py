@@ -167,6 +167,12 @@ class Step:
     outcome: Outcome
     cut: bool
 
+    def _repr_html_(self) -> str:
+        """The step in a notebook: the memory, and what changed in it."""
+        if self.phase == "answer":
+            return f"<p><b>{escape(self.reply.text)}</b></p>"
+        return f"<p>step {self.index}: memory {self.outcome}</p>{trace.marked(self)}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
@@ -275,8 +281,7 @@ class Reading:
         """The reading in a notebook: the answer, and every memory to fold out."""
         end = f"<p><b>{escape(self.answer)}</b></p>" if self.answer else f"<p>{escape(str(self.error))}</p>"
         steps = "".join(
-            f"<details><summary>chunk {number}: memory {step.outcome}</summary>"
-            f"<pre style='white-space:pre-wrap'>{escape(step.memory)}</pre></details>"
+            f"<details><summary>chunk {number}: memory {step.outcome}</summary>{trace.marked(step)}</details>"
             for number, step in enumerate((step for step in self.steps if step.phase == "memory"), start=1)
         )
         return f"<div><p>{escape(self.question)}</p>{end}{steps}</div>"

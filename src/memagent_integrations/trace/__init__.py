@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 from functools import cache
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,12 @@ def difference(old: str, new: str) -> Iterator[tuple[int, str]]:
             yield 1, "".join(after[c:d])
 
 
+def marked(step: Step) -> str:
+    """The memory after a step as HTML, with what the step took out and put in. It needs no style sheet, and reads on light and on dark."""
+    parts = (_MARKS[kind].format(escape(text)) for kind, text in difference(step.memory_before, step.memory))
+    return f"<div style='white-space:pre-wrap'>{''.join(parts)}</div>"
+
+
 def origins(reading: Reading) -> Iterator[tuple[str, int]]:
     """The sentences of the final memory, each with the step since which it has stood there."""
     memories = [(step.index, _plain(step.memory)) for step in reading.steps if step.phase == "memory"]
@@ -114,6 +121,11 @@ def origins(reading: Reading) -> Iterator[tuple[str, int]]:
             yield sentence.strip(), found
 
 
+_MARKS = {
+    0: "{}",
+    1: "<ins style='background:rgba(46,160,67,.25);text-decoration:none'>{}</ins>",
+    -1: "<del style='background:rgba(248,81,73,.25)'>{}</del>",
+}
 _MOST_PAIRS = 100_000
 _WORD = re.compile(r"\S+\s*|\s+")
 _SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?。！？]+|\n|$)")

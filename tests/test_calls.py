@@ -246,6 +246,9 @@ def test_a_call_that_was_given_up_waits_for_no_place() -> None:
     with Loopback(respond) as server:
         backend = OpenAIBackend("m", base_url=f"{server.url}/v1", tokenizer="approximate", max_retries=0, concurrency=2)
         reader = Reader(backend, limits=Limits(call_timeout=0.3), **SIZES)
+        go.set()
+        Reader(backend, **SIZES).read(QUESTION, DOCUMENT)  # the client takes its time when it is made
+        go.clear()
         with ThreadPoolExecutor(6) as pool:
             assert all(list(pool.map(lambda _: failure(reader), range(6))))
         asked = len(server.requests)

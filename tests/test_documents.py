@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from langchain_core.documents import Document
 from llama_index.core import SimpleDirectoryReader
 from llama_index.core.schema import Document as IndexDocument
 from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
+from pydantic import BaseModel
 
 from memagent_integrations import UsageError
 from memagent_integrations.documents import SEPARATOR, Piece, apieces, is_async, is_one_shot, pieces
@@ -207,3 +208,49 @@ def test_kinds() -> None:
     assert not is_one_shot("a")
     assert not is_async("a")
     assert not is_async(Loader("alazy_load", []))
+
+
+@pytest.mark.parametrize("make", [iter, lambda texts: (text for text in texts), lambda texts: map(str, texts), lambda texts: [iter(texts)]])
+def test_the_rest_of_an_iterator_is_not_taken_for_the_whole(make: Callable[[list[str]], Any]) -> None:
+    document = make(["one ", "two ", "three"])
+    begun = pieces(document)
+    assert next(begun).text == "one "
+    begun.close()
+    with pytest.raises(UsageError, match="this iterator was read from before"):
+        list(pieces(document))
+
+
+def test_an_iterator_that_was_read_to_its_end_is_empty() -> None:
+    document = iter(["one"])
+    assert [piece.text for piece in pieces(document)] == ["one"]
+    assert list(pieces(document)) == []
+
+
+async def test_the_rest_of_an_async_iterator_is_not_taken_for_the_whole() -> None:
+    class Lines:
+        def __init__(self) -> None:
+            self.left = ["one ", "two ", "three"]
+
+        def __aiter__(self) -> Lines:
+            return self
+
+        async def __anext__(self) -> str:
+            if not self.left:
+                raise StopAsyncIteration
+            return self.left.pop(0)
+
+    document = Lines()
+    begun = apieces(document)
+    assert (await anext(begun)).text == "one "
+    await begun.aclose()
+    with pytest.raises(UsageError, match="this iterator was read from before"):
+        [piece async for piece in apieces(document)]
+
+
+def test_an_object_with_fields_is_no_document() -> None:
+    class Page(BaseModel):
+        title: str
+        body: str
+
+    with pytest.raises(UsageError, match="Page is not a document; pass the text in it"):
+        list(pieces(Page(title="t", body="b")))

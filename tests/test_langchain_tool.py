@@ -312,3 +312,21 @@ async def test_in_langchains_own_retriever() -> None:
     subject = classic.ContextualCompressionRetriever(base_compressor=MemAgentDocumentCompressor(reader()), base_retriever=Pages())
     assert [document.page_content for document in subject.invoke("tides")] == ["note 0"]
     assert await subject.ainvoke("tides") == subject.invoke("tides")
+
+
+@pytest.mark.parametrize("documents", [None, "a text", ["a text"], [None]])
+async def test_what_is_no_document_is_not_compressed(documents: Any) -> None:
+    compressor = MemAgentDocumentCompressor(MemAgentReader(ScriptedBackend([])))
+    with pytest.raises(UsageError, match="the documents have to be a list of Document"):
+        compressor.compress_documents(documents, "Why?")
+    with pytest.raises(UsageError, match="the documents have to be a list of Document"):
+        await compressor.acompress_documents(documents, "Why?")
+
+
+async def test_an_iterator_of_documents_is_compressed_as_a_whole() -> None:
+    backend = ScriptedBackend(lambda prompt: "a note")
+    compressor = MemAgentDocumentCompressor(MemAgentReader(backend))
+    pages = [Document(f"page {number}", metadata={"page": number}) for number in range(3)]
+    for compressed in (compressor.compress_documents(iter(pages), "Why?"), await compressor.acompress_documents(iter(pages), "Why?")):  # type: ignore[arg-type]
+        assert compressed[0].metadata["sources"] == [{"page": 0}, {"page": 1}, {"page": 2}]
+    assert all("page 0" in prompt.messages[-1].content for prompt in backend.prompts)

@@ -14,21 +14,16 @@ from typing import Any, TypedDict
 
 import pytest
 from langchain_core.documents.base import Blob
-from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.checkpoint.sqlite import SqliteSaver
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
-from langgraph.pregel import Pregel
 from pydantic import BaseModel
-from test_langchain import ANSWER, DOCUMENT, SMALL, count, scripted
-from test_langchain import Model as Scripted
+from scripted_chat import ANSWER, DOCUMENT, Model, count, failing, reader, scripted, sections
 
-from memagent_integrations import BackendError, MemAgentReader, ScriptedBackend, UsageError
+from memagent_integrations import BackendError, Limits, MemAgentReader, UsageError
 from memagent_integrations.langchain import graph as module
 from memagent_integrations.langchain.graph import ReadingGraph, ReadingTask, build_graph
-from memagent_integrations.records import Prompt
 
 TASK: ReadingTask = {"question": "Why?", "source": "four"}
 TEXTS = {
@@ -39,19 +34,6 @@ TEXTS = {
     "blank": " \n\n  ",
     "long": "Some words of a long document. " * 2200,
 }
-
-
-def say(text: str) -> str:
-    old = text.partition("<memory>\n")[2].partition("\n</memory>")[0]
-    return f"{'' if old.startswith('(empty') else old} note".strip() if "<section>" in text else ANSWER
-
-
-class Model(Scripted):
-    script: Callable[[str], str] = say
-
-
-def reader(model: Any = None, **settings: Any) -> MemAgentReader:
-    return MemAgentReader(model or Model(), **({"tokenizer": count} | SMALL | settings))
 
 
 class Texts:
@@ -75,23 +57,6 @@ def thread(name: str = "one", **more: Any) -> RunnableConfig:
     return {"configurable": {"thread_id": name}, **more}  # type: ignore[typeddict-item]
 
 
-def failing(at: int, error: BaseException | None = None) -> Model:
-    """A model whose call number `at`, counted from 0, fails once."""
-    model = Model()
-
-    def script(text: str) -> str:
-        if len(model.asked) - 1 == at:
-            raise error or BackendError("the server is gone")
-        return say(text)
-
-    model.script = script
-    return model
-
-
-def sections(model: Model) -> list[str]:
-    return [text.partition("<section>\n")[2].partition("\n</section>")[0] for text in model.asked if "<section>" in text]
-
-
 # ---- what comes out --------------------------------------------------------------------------------------------------------
 
 
@@ -108,7 +73,7 @@ async def test_the_graphs_answer_is_the_readers(make: Callable[[], MemAgentReade
             "cached_tokens": told["input_token_details"]["cache_read"],
         }
         assert (state["answer"], state["chunk"], state["more"], state["usage"]) == (ANSWER, 4, False, usage)
-        assert state["memory"] == details["memory"] if make is reader else state["memory"] == "note 0"  # each chunk is the first of its own loop
+        assert state["memory"] == details["memory"]
         assert len(json.dumps(state)) < 600
 
 
@@ -170,46 +135,13 @@ def test_wrong_readers_and_tasks(tmp_path: Path) -> None:
             graph().invoke(task)
     with pytest.raises(UsageError, match="the question is empty"):
         graph().invoke({"question": " ", "source": "four"})
-    with pytest.raises(UsageError, match="small reference"):
-        graph(load=lambda text: text).invoke({"question": "Why?", "source": TEXTS["long"]})
-    with pytest.raises(UsageError, match="loading the document failed: KeyError: 'six'"):
+    with pytest.raises(UsageError, match="reading the document failed: KeyError: 'six'"):
         graph().invoke({"question": "Why?", "source": "six"})
     with pytest.raises(UsageError, match="cannot read"):
         build_graph(reader()).invoke({"question": "Why?", "source": str(tmp_path / "none.txt")})
 
 
 # ---- failures and resuming -------------------------------------------------------------------------------------------------
-
-
-def test_a_crash_costs_no_call_twice(tmp_path: Path) -> None:
-    model, task = failing(3), {"question": "Why?", "source": "five"}
-    with SqliteSaver.from_conn_string(str(tmp_path / "graph.db")) as saver:
-        with pytest.raises(BackendError, match="the server is gone"):
-            graph(model, checkpointer=saver).invoke(task, thread())
-        state = graph(model, checkpointer=saver).get_state(thread())
-        assert (state.values["chunk"], state.values["memory"], state.next) == (3, "note note note", ("read_chunk",))
-    assert len(model.asked) == 4
-    with SqliteSaver.from_conn_string(str(tmp_path / "graph.db")) as saver:  # as in another process
-        texts = Texts()
-        state = graph(model, checkpointer=saver, load=texts).invoke(None, thread())
-    assert (state["answer"], state["chunk"], texts.loaded) == (ANSWER, 5, ["five"])
-    assert state["usage"]["prompt_tokens"] == 60
-    assert len(model.asked) == 7  # five chunks, the answer, and the call that failed
-    read = sections(model)
-    assert read[3] == read[4]
-    assert "".join([*read[:3], *read[4:]]) == TEXTS["five"]
-
-
-async def test_a_crash_costs_no_call_twice_async(tmp_path: Path) -> None:
-    model, task = failing(3), {"question": "Why?", "source": "five"}
-    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "graph.db")) as saver:
-        with pytest.raises(BackendError, match="the server is gone"):
-            await graph(model, checkpointer=saver).ainvoke(task, thread())
-    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "graph.db")) as saver:
-        state = await graph(model, checkpointer=saver).ainvoke(None, thread())
-    assert (state["answer"], state["chunk"], len(model.asked)) == (ANSWER, 5, 7)
-    read = sections(model)
-    assert "".join([*read[:3], *read[4:]]) == TEXTS["five"]
 
 
 def test_a_killed_process_goes_on(tmp_path: Path) -> None:
@@ -277,6 +209,85 @@ def test_a_document_that_breaks_keeps_what_was_read() -> None:
     assert "".join(sections(model)) == DOCUMENT
 
 
+@pytest.mark.parametrize("stop", range(4))
+async def test_a_stream_that_is_left_after_an_update_is_gone_on_with(stop: int) -> None:
+    """LangGraph keeps a node's writes when it is cancelled behind them: the way to the next node has to be among them."""
+    for _ in range(4):
+        model = Model()
+        made = graph(model, checkpointer=InMemorySaver())
+        stream = made.astream(TASK, thread(), stream_mode="custom")
+        for _ in range(stop + 1):
+            await anext(stream)
+        await stream.aclose()
+        state = await made.ainvoke(None, thread())
+        assert (state["answer"], state["chunk"]) == (ANSWER, 4)
+
+
+@pytest.mark.parametrize("checkpointer", [None, InMemorySaver()])
+def test_after_a_first_chunk_that_failed_a_reading_begins_with_the_document_as_it_is_now(checkpointer: Any) -> None:
+    model, texts = failing(0), Texts()
+    made = graph(model, load=texts, checkpointer=checkpointer)
+    with pytest.raises(BackendError):
+        made.invoke(TASK, thread())
+    texts.texts["four"] = TEXTS["five"]
+    made.invoke({**TASK, "question": "Why now?"}, thread())
+    assert "".join(sections(model)[1:]) == TEXTS["five"]
+
+
+async def test_readings_of_one_document_side_by_side_load_it_once_each() -> None:
+    texts = Texts()
+    states = await graph(load=texts).abatch([{**TASK, "question": f"Why {number}?"} for number in range(4)])
+    assert [state["chunk"] for state in states] == [4] * 4
+    assert texts.loaded == ["four"] * 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [({"chunk": "a"}, "chunk"), ({"chunk": None}, "chunk"), ({"usage": 5}, "usage"), ({"usage": {"a": 1}}, "usage"), ({"digest": 1}, "digest")],
+)
+def test_a_state_that_no_graph_left(changed: dict[str, Any], named: str) -> None:
+    model = Model()
+    made = graph(model, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
+    made.invoke(TASK, thread())
+    made.update_state(thread(), changed)
+    with pytest.raises(UsageError, match=f"^{named} in the state is not what a graph keeps there"):
+        made.invoke(None, thread())
+    assert len(model.asked) == 1, "nothing is asked of the model before"
+
+
+@pytest.mark.parametrize("node", ["begin", "read_chunk"])
+def test_a_thread_that_did_not_begin(node: str) -> None:
+    made = graph(checkpointer=InMemorySaver())
+    made.update_state(thread(), TASK, as_node=node)
+    with pytest.raises(UsageError, match="a thread begins with a question and a source"):
+        made.invoke(None, thread())
+
+
+@pytest.mark.parametrize("source", ["x" * 20_000, Blob.from_data("x" * 20_000), ["x" * 300] * 40])
+def test_a_document_is_no_reference(source: Any) -> None:
+    with pytest.raises(UsageError, match="source has to be a small reference"):
+        graph(load=lambda text: text).invoke({"question": "Why?", "source": source})
+
+
+async def test_a_load_that_cannot_be() -> None:
+    async def load(_: str) -> str:
+        return DOCUMENT
+
+    async def lines(_: str) -> Any:
+        yield DOCUMENT
+
+    for made, message in [(graph(load=load), "plain function"), (graph(load=lines), "not an async iterator")]:
+        with pytest.raises(UsageError, match=message):
+            made.invoke(TASK)
+        with pytest.raises(UsageError, match=message):
+            await made.ainvoke(TASK)
+
+
+def test_limits_of_a_whole_reading_are_refused() -> None:
+    with pytest.raises(UsageError, match="run_timeout bounds a reading in one call"):
+        graph(reader(limits=Limits(run_timeout=5)))
+
+
 async def test_a_cancelled_step_leaves_the_state_as_it_was() -> None:
     begun = asyncio.Event()
 
@@ -306,7 +317,7 @@ def test_a_changed_document_is_noticed() -> None:
     read = "".join(sections(model)[:2])
     for changed in ("X" + DOCUMENT, "Short.", read, read.replace("Some", "Sore")):
         texts.texts["four"] = changed
-        with pytest.raises(UsageError, match="the text before chunk 2 is not what was read"):
+        with pytest.raises(UsageError, match=r"the text before chunk 2 is not what was read|the document ends at chunk 2"):
             graph(load=texts, checkpointer=saver).invoke(None, thread())
     texts.texts["four"] = DOCUMENT
     with pytest.raises(UsageError, match="the text before chunk 2"):
@@ -324,18 +335,6 @@ def test_a_thread_reads_anew_when_it_is_asked_again() -> None:
 
 
 # ---- the state -------------------------------------------------------------------------------------------------------------
-
-
-def test_the_state_does_not_grow_with_the_document(tmp_path: Path) -> None:
-    path, text = tmp_path / "graph.db", tmp_path / "text.txt"
-    text.write_text("Some words of a long document. " * 65_000)  # 2 MB
-    with SqliteSaver.from_conn_string(str(path)) as saver:
-        made = build_graph(reader(chunk_tokens=5000), checkpointer=saver)
-        state = made.invoke({"question": "Why?", "source": str(text)}, thread())
-        sizes = [len(json.dumps(snapshot.values)) for snapshot in made.get_state_history(thread())]
-    assert state["chunk"] > 80
-    assert max(sizes) < 1000
-    assert sum(file.stat().st_size for file in tmp_path.glob("graph.db*")) < 1_000_000
 
 
 def test_what_is_kept_in_the_process_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,30 +362,12 @@ def test_what_is_kept_in_the_process_is_bounded(monkeypatch: pytest.MonkeyPatch)
 # ---- edits and time travel -------------------------------------------------------------------------------------------------
 
 
-def test_a_person_edits_the_memory_between_chunks() -> None:
-    model = Model()
-    made = graph(model, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
-    state = made.invoke(TASK, thread())
-    assert (state["chunk"], state["memory"], len(model.asked)) == (1, "note", 1)
-    made.update_state(thread(), {"memory": "It was the butler."})
-    state = made.invoke(None, thread())
-    assert (state["chunk"], state["memory"]) == (2, "It was the butler. note")
-    assert "<memory>\nIt was the butler.\n</memory>" in model.asked[1]
-    made.invoke(None, thread())
-    made.invoke(None, thread())
-    made.update_state(thread(), {"memory": "Edited last."})
-    assert made.get_state(thread()).next == ("answer",)
-    state = made.invoke(None, thread())
-    assert (state["answer"], state["memory"], len(model.asked)) == (ANSWER, "Edited last.", 5)
-    assert "Edited last." in model.asked[-1]
-
-
 async def test_an_edit_keeps_to_the_budget() -> None:
     model = Model()
     made = graph(model, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
     await made.ainvoke(TASK, thread())
     await made.aupdate_state(thread(), {"memory": "word " * 60})
-    with pytest.raises(UsageError, match=r"the edited memory has .* tokens, its budget is 50"):
+    with pytest.raises(UsageError, match=r"the memory has .* tokens, its budget is 50"):
         await made.ainvoke(None, thread())
     await made.aupdate_state(thread(), {"memory": 7})
     with pytest.raises(UsageError, match="the memory has to be text, not int"):
@@ -467,25 +448,6 @@ async def test_the_loop_is_not_blocked() -> None:
     assert state["answer"] == ANSWER
 
 
-# ---- LangGraph's count of steps --------------------------------------------------------------------------------------------
-
-
-async def test_many_chunks_meet_no_recursion_limit() -> None:
-    made = graph(reader(chunk_tokens=50))
-    task = {"question": "Why?", "source": "long"}
-    parent = RunnableLambda(lambda value, config: made.invoke(value, config))
-    state = parent.invoke(task)
-    assert state["chunk"] >= 300
-    assert state["answer"] == ANSWER
-
-    async def call(value: Any, config: RunnableConfig) -> Any:
-        return await made.ainvoke(value, config)
-
-    assert (await RunnableLambda(call).ainvoke(task))["chunk"] == state["chunk"]
-    assert (made | RunnableLambda(lambda value: value["chunk"])).invoke(task, {"recursion_limit": 25}) == state["chunk"]
-    assert made.with_config(tags=["mine"]).invoke(task, {"recursion_limit": 5})["chunk"] == state["chunk"]
-
-
 def test_a_graph_inside_a_graph() -> None:
     class Outer(TypedDict, total=False):
         question: str
@@ -524,19 +486,6 @@ async def test_stream_modes() -> None:
     assert [value.get("chunk") for value in values] == [None, 0, 1, 2, 3, 4, 4]
 
 
-@pytest.mark.skipif("stream_events" not in vars(Pregel), reason="this LangGraph has no version 3 of its events")
-@pytest.mark.filterwarnings("ignore:.*v3:Warning")
-async def test_events_of_version_3() -> None:
-    run = graph().stream_events(TASK, version="v3")
-    texts = [str(message.text) for message in run.messages]
-    assert texts == [ANSWER]
-    assert run.output["answer"] == ANSWER
-    arun = await graph().astream_events(TASK, version="v3")
-    atexts = [str(await message.text) async for message in arun.messages]
-    assert atexts == [ANSWER]
-    assert (await arun.output())["chunk"] == 4
-
-
 async def test_events_of_version_2() -> None:
     events = [event async for event in graph().astream_events(TASK, version="v2")]
     custom = [event["data"]["step"] for event in events if event["event"] == "on_custom_event"]
@@ -554,37 +503,17 @@ async def test_runs_are_children_of_their_nodes() -> None:
         assert [[call.name for call in each] for each in calls] == [[], *[["memagent_memory"]] * 4, ["memagent_answer"]]
         assert all("nostream" in call.tags and "mine" in call.tags for each in calls[1:5] for call in each)
         assert "nostream" not in calls[5][0].tags
-        assert [each[0].extra["metadata"]["memagent_chunk"] for each in calls[1:]] == [0, 1, 2, 3, 4]
+        assert [each[0].extra["metadata"]["memagent_step"] for each in calls[1:]] == [0, 1, 2, 3, 4]
         assert DOCUMENT[:100] not in json.dumps(root.inputs)
 
 
 # ---- the reader as a node --------------------------------------------------------------------------------------------------
 
 
-class Mine(TypedDict, total=False):
-    ask: str
-    text: str
-    told: str
-
-
 class Typed(BaseModel):
     ask: str
     text: str
     told: str = ""
-
-
-@pytest.mark.parametrize("schema", [Mine, Typed])
-async def test_the_reader_as_a_node(schema: Any) -> None:
-    builder = StateGraph(schema)
-    builder.add_node("read", reader().as_node(question_key="ask", context_key="text", answer_key="told"))
-    builder.add_edge(START, "read")
-    builder.add_edge("read", END)
-    made = builder.compile()
-    task = {"ask": "Why?", "text": DOCUMENT}
-    assert made.invoke(task)["told"] == (await made.ainvoke(task))["told"] == ANSWER
-    events = list(made.stream(task, stream_mode=["custom", "messages"]))
-    assert [data["memagent_step"]["step"] for mode, data in events if mode == "custom"] == [0, 1, 2, 3]
-    assert "".join(data[0].text for mode, data in events if mode == "messages") == ANSWER
 
 
 def test_a_node_tells_which_key_is_missing() -> None:
@@ -611,10 +540,3 @@ else:
     subprocess.run([sys.executable, "-c", script], check=True)
     lazy = "import sys, memagent_integrations.langchain; raise SystemExit('langgraph' in sys.modules)"
     subprocess.run([sys.executable, "-c", lazy], check=True)
-
-
-def test_the_scripted_backend_reads_in_a_graph() -> None:
-    backend = ScriptedBackend(lambda prompt: "noted" if prompt.phase == "memory" else "told")
-    state = graph(MemAgentReader(backend, **SMALL)).invoke(TASK)
-    assert (state["answer"], state["memory"], len(backend.prompts)) == ("told", "noted", 5)
-    assert all(isinstance(prompt, Prompt) for prompt in backend.prompts)

@@ -13,28 +13,21 @@ import pytest
 from contract import BackendContract
 from llama_index.core import SimpleDirectoryReader
 from llama_index.core.base.llms.types import ThinkingBlock
-from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, Response, StreamingResponse
-from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
-from llama_index.core.llms import LLM, ChatMessage, ChatResponse, LLMMetadata, MockLLM
+from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse
+from llama_index.core.llms import ChatMessage, ChatResponse, LLMMetadata, MockLLM
 from llama_index.core.llms.callbacks import llm_chat_callback
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.node_parser import SentenceSplitter, TokenTextSplitter
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
-from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.readers.base import BaseReader
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import Document, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.settings import Settings
-from llama_index.core.tools import QueryEngineTool
-from llama_index_instrumentation import get_dispatcher
-from llama_index_instrumentation.base import BaseEvent
-from llama_index_instrumentation.event_handlers import BaseEventHandler
-from llama_index_instrumentation.span_handlers import SimpleSpanHandler
 from pydantic import BaseModel, Field
 
 import memagent_integrations
 from memagent_integrations import BackendError, ContextOverflow, MemAgentQueryEngine, MemAgentSynthesizer, PromptSet, ScriptedBackend, UsageError
-from memagent_integrations.llama_index import LLMBackend, MemAgentAnswerEnd, MemAgentStep
+from memagent_integrations.llama_index import LLMBackend
 from memagent_integrations.records import Message, Prompt, Reply, Usage
 
 SIZES: dict[str, Any] = {"chunk_tokens": 200, "memory_tokens": 50, "output_tokens": 50}
@@ -159,45 +152,6 @@ class Found(BaseRetriever):
         return self.nodes
 
 
-class Heard(BaseEventHandler):
-    events: list[Any] = Field(default_factory=list)
-
-    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
-        self.events.append(event)
-
-    def names(self) -> list[str]:
-        return [event.class_name() for event in self.events if "InProgress" not in event.class_name()]
-
-
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    root, handler = get_dispatcher(), Heard()
-    before = root.event_handlers
-    root.event_handlers = [*before, handler]
-    yield handler
-    root.event_handlers = before
-
-
-@pytest.fixture
-def spans() -> Iterator[SimpleSpanHandler]:
-    root, handler = get_dispatcher(), SimpleSpanHandler()
-    before = root.span_handlers
-    root.span_handlers = [*before, handler]
-    yield handler
-    root.span_handlers = before
-
-
-@pytest.fixture
-def settings_llm() -> Iterator[Callable[[LLM | None], None]]:
-    before = Settings._llm
-
-    def use(llm: LLM | None) -> None:
-        Settings._llm = llm
-
-    yield use
-    Settings._llm = before
-
-
 # The backend over an LLM
 
 
@@ -209,28 +163,6 @@ class TestContract(BackendContract):
             return ValueError(f"{size} tokens exceed the context window of 8192") if size > 8192 else "red and green and blue"
 
         return LLMBackend(fake(script), limit_parameter="max_tokens")
-
-
-@pytest.mark.parametrize("method", ["chat", "achat", "stream_chat", "astream_chat"])
-async def test_a_call_of_each_kind(method: str) -> None:
-    llm = fake(lambda _: "so it is")
-    backend = LLMBackend(llm)
-    if method == "chat":
-        reply: Any = backend.complete(prompt("why?"))
-    elif method == "achat":
-        reply = await backend.acomplete(prompt("why?"))
-    elif method == "stream_chat":
-        *texts, reply = backend.stream(prompt("why?"))
-        assert texts == ["so", " it", " is"]
-    else:
-        *texts, reply = [piece async for piece in backend.astream(prompt("why?"))]
-        assert texts == ["so", " it", " is"]
-    assert isinstance(reply, Reply)
-    assert (reply.text, reply.finish_reason, reply.reasoning) == ("so it is", "stop", "")
-    assert reply.usage == Usage(prompt_tokens=2, completion_tokens=3, cached_tokens=3)
-    assert [(name, [message.content for message in messages], options) for name, messages, options in llm.calls] == [(method, ["why?"], {})]
-    assert backend.name == "llama-index:FakeLLM:fake"
-    backend.close()
 
 
 @pytest.mark.parametrize(
@@ -532,37 +464,6 @@ def test_a_key_never_shows_in_a_message() -> None:
 # The default model
 
 
-def test_settings_are_asked_late_and_only_without_a_model(settings_llm: Callable[[LLM | None], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    settings_llm(None)
-    engine = MemAgentQueryEngine.from_documents(documents(), **SIZES)
-    assert "response_synthesizer:memory" in engine.get_prompts()
-    with pytest.raises(UsageError, match=r"Settings\.llm"):
-        engine.query("q")
-    assert str(MemAgentQueryEngine.from_documents(documents(), scripted(), **SIZES).query("q")) == ANSWER
-    assert Settings._llm is None, "a model was given"
-    llm = fake()
-    settings_llm(llm)
-    assert str(engine.query("q")) == ANSWER
-    assert len(llm.calls) > 2
-
-
-def test_the_caller_s_llm_is_left_as_it_was(settings_llm: Callable[[LLM | None], None]) -> None:
-    llm, other = fake(), fake()
-    settings_llm(other)
-    before = llm.callback_manager, other.callback_manager
-    counting = TokenCountingHandler()
-    synthesizer = MemAgentSynthesizer(llm, callback_manager=CallbackManager([counting]), **SIZES)
-    synthesizer.synthesize("q", [NodeWithScore(node=documents()[1])])
-    assert (llm.callback_manager, other.callback_manager) == before
-    assert other.calls == []
-    assert len(llm.calls) == len(counting.llm_token_counts) > 1
-    renewed = CallbackManager([])
-    synthesizer.callback_manager = renewed
-    assert synthesizer.callback_manager is renewed
-    assert llm.callback_manager is before[0]
-
-
 def test_models_of_every_kind() -> None:
     for model in (fake(), scripted()):
         assert MemAgentSynthesizer(model, **SIZES).get_response("q", ["some text"]) == ANSWER
@@ -593,20 +494,6 @@ def test_wrong_settings_are_said_at_once(arguments: dict[str, Any], message: str
 
 
 # Reading
-
-
-async def test_all_four_kinds_of_answer() -> None:
-    for llm in (fake(), scripted()):
-        plain = MemAgentQueryEngine.from_documents(documents(), llm, **SIZES)
-        streaming = MemAgentQueryEngine.from_documents(documents(), llm, streaming=True, **SIZES)
-        response, streamed = plain.query("q"), streaming.query("q")
-        assert isinstance(response, Response)
-        assert isinstance(streamed, StreamingResponse)
-        assert response.response == ANSWER
-        assert list(streamed.response_gen) == ["the", " code", " is", " seven"], "as many pieces as the model sent"
-        assert (await plain.aquery("q")).response == ANSWER  # type: ignore[union-attr]
-        assert await all_of(await streaming.aquery("q")) == ["the", " code", " is", " seven"]
-        assert str(streaming.query("q")) == ANSWER
 
 
 async def test_only_the_answer_is_streamed_and_only_async_methods_are_awaited() -> None:
@@ -648,28 +535,6 @@ async def test_everything_that_holds_text_is_read_whole() -> None:
     assert read(backend) == documents()[0].text
 
 
-def test_an_iterator_is_read_lazily_and_once() -> None:
-    made: list[int] = []
-
-    def stream() -> Iterator[TextNode]:
-        for number in range(50):
-            made.append(number)
-            yield TextNode(text=f"Line {number} of the log. " * 20)
-
-    seen: list[int] = []
-
-    def script(prompt: Prompt) -> str:
-        seen.append(len(made))
-        return "note"
-
-    engine = MemAgentQueryEngine.from_nodes(stream(), ScriptedBackend(script), **SIZES)
-    engine.query("q")
-    assert seen[0] < 10
-    assert made == list(range(50))
-    with pytest.raises(UsageError, match="earlier query"):
-        engine.query("q")
-
-
 async def test_a_query_that_is_refused_uses_up_nothing() -> None:
     async def later() -> AsyncIterator[Document]:
         for each in documents():
@@ -709,26 +574,6 @@ def test_scored_nodes_come_in_document_order() -> None:
     assert read(backend).rindex(firsts[0].get_content()[:20]) < read(backend).rindex(firsts[-1].get_content()[-20:])
     scores = {item.node.node_id: item.score for item in shuffled}
     assert all(source.score == scores[source.node.node_id.split(":")[0]] for source in response.source_nodes)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_source_nodes_say_where_each_chunk_stood(streaming: bool) -> None:
-    engine = MemAgentQueryEngine.from_documents(documents(), scripted(), include_text=True, streaming=streaming, **SIZES)
-    response = engine.query("q")
-    texts = {document.id_: document.text for document in documents()}
-    read_of: dict[str, str] = {"first": "", "second": ""}
-    for source in response.source_nodes:
-        node = source.node
-        assert isinstance(node, TextNode)
-        assert node.ref_doc_id is not None
-        assert node.text == texts[node.ref_doc_id][node.start_char_idx : node.end_char_idx] != ""
-        assert node.metadata == {"file": {"first": "a.txt", "second": "b.txt"}[node.ref_doc_id]}
-        read_of[node.ref_doc_id] += node.text
-    assert read_of == texts
-    assert response.metadata is not None
-    assert {name: value for name, value in response.metadata.items() if name != "memagent"} == {
-        source.node.node_id: source.node.metadata for source in response.source_nodes
-    }
 
 
 def test_source_nodes_are_light_and_whole_nodes_keep_their_id() -> None:
@@ -809,17 +654,6 @@ def test_what_is_no_node() -> None:
     for wrong in (b"bytes", {"text": "in a dict"}, 7):
         with pytest.raises(UsageError):
             MemAgentSynthesizer(backend, **SIZES).synthesize("q", wrong)
-
-
-async def test_get_response_reads_the_texts_as_separate_documents() -> None:
-    backend = scripted()
-    synthesizer = MemAgentSynthesizer(backend, **SIZES)
-    assert synthesizer.get_response("q", ["first text", "second text"]) == ANSWER
-    assert read(backend) == "first text\n\nsecond text"
-    assert await synthesizer.aget_response("q", ["first text"]) == ANSWER
-    streaming = MemAgentSynthesizer(backend, streaming=True, **SIZES)
-    assert "".join(streaming.get_response("q", ["first text"])) == ANSWER  # type: ignore[arg-type]
-    assert "".join([text async for text in await streaming.aget_response("q", ["first text"])]) == ANSWER  # type: ignore[union-attr]
 
 
 class Code(BaseModel):
@@ -913,84 +747,6 @@ def test_prompts_and_layout_go_to_the_reader() -> None:
     assert content.index("<memory>") < content.index("<section>")
 
 
-# Instrumentation
-
-
-async def test_events_come_in_order_and_the_end_when_the_stream_is_exhausted(heard: Heard) -> None:
-    engine = MemAgentQueryEngine.from_documents([Document(text="short")], fake(), **SIZES)
-    streaming = MemAgentQueryEngine.from_documents([Document(text="short")], fake(), streaming=True, **SIZES)
-    call = ["LLMChatStartEvent", "LLMChatEndEvent"]
-    opening = ["QueryStartEvent", "SynthesizeStartEvent", *call, "MemAgentStep"]
-    closing = ["SynthesizeEndEvent", "QueryEndEvent"]
-    engine.query("q")
-    assert heard.names() == [*opening, *call, "MemAgentAnswerEnd", *closing]
-    heard.events.clear()
-    await engine.aquery("q")
-    assert heard.names() == [*opening, *call, "MemAgentAnswerEnd", *closing]
-    for consume in (streaming.query, streaming.aquery):
-        heard.events.clear()
-        response: Any = consume("q") if consume == streaming.query else await streaming.aquery("q")
-        assert heard.names() == [*opening, "LLMChatStartEvent", *closing]
-        heard.events.clear()
-        assert len(await all_of(response) if consume == streaming.aquery else list(response.response_gen)) == 4
-        assert heard.names() == ["LLMChatEndEvent", "MemAgentAnswerEnd"]
-    engine.query("q")
-    step = next(event.step for event in heard.events if isinstance(event, MemAgentStep))
-    reading = next(event.reading for event in heard.events if isinstance(event, MemAgentAnswerEnd))
-    assert (step.memory, step.phase) == ("one note", "memory")
-    assert (reading.answer, reading.memory) == (ANSWER, "one note")
-
-
-def test_a_stream_that_is_left_has_no_end(heard: Heard) -> None:
-    response: Any = MemAgentQueryEngine.from_documents([Document(text="short")], fake(), streaming=True, **SIZES).query("q")
-    assert next(response.response_gen) == "the"
-    response.response_gen.close()
-    assert "MemAgentAnswerEnd" not in heard.names()
-    assert heard.names()[-1] == "ExceptionEvent", "the model's stream was closed with ours"
-
-
-async def test_spans_and_events_have_their_parents(heard: Heard, spans: SimpleSpanHandler) -> None:
-    for streaming in (False, True):
-        engine = MemAgentQueryEngine.from_documents([Document(text="short")], fake(), streaming=streaming, **SIZES)
-        response, later = engine.query("q"), await engine.aquery("q")
-        if streaming:
-            list(response.response_gen)  # type: ignore[union-attr, arg-type]
-            await all_of(later)
-        kinds = {span.id_: span.id_.split("-")[0] for span in spans.completed_spans}
-        parents = {(kinds[span.id_], kinds.get(span.parent_id or "")) for span in spans.completed_spans}
-        answer = "stream_chat" if streaming else "chat"
-        assert parents == {
-            ("MemAgentQueryEngine.query", None),
-            ("MemAgentQueryEngine._query", "MemAgentQueryEngine.query"),
-            ("MemAgentSynthesizer.synthesize", "MemAgentQueryEngine._query"),
-            ("FakeLLM.chat", "MemAgentSynthesizer.synthesize"),
-            (f"FakeLLM.{answer}", "MemAgentSynthesizer.synthesize"),
-            ("MemAgentQueryEngine.aquery", None),
-            ("MemAgentQueryEngine._aquery", "MemAgentQueryEngine.aquery"),
-            ("MemAgentSynthesizer.asynthesize", "MemAgentQueryEngine._aquery"),
-            ("FakeLLM.achat", "MemAgentSynthesizer.asynthesize"),
-            (f"FakeLLM.a{answer}", "MemAgentSynthesizer.asynthesize"),
-        }
-        own = [kinds[event.span_id or ""] for event in heard.events if isinstance(event, (MemAgentStep, MemAgentAnswerEnd))]
-        assert sorted(own) == ["MemAgentSynthesizer.asynthesize"] * 2 + ["MemAgentSynthesizer.synthesize"] * 2
-        spans.completed_spans.clear()
-        heard.events.clear()
-
-
-def test_callbacks_see_the_query_and_the_synthesis() -> None:
-    handler = LlamaDebugHandler(print_trace_on_end=False)
-    engine = MemAgentQueryEngine.from_documents(documents(), fake(), callback_manager=CallbackManager([handler]), **SIZES)
-    engine.query("q")
-    (query,), (synthesis,) = handler.get_event_pairs(CBEventType.QUERY), handler.get_event_pairs(CBEventType.SYNTHESIZE)
-    assert str(query[1].payload["response"]) == str(synthesis[1].payload["response"]) == ANSWER  # type: ignore[index]
-    assert len(handler.get_event_pairs(CBEventType.LLM)) > 2
-    engine = MemAgentQueryEngine.from_documents(documents(), fake(lambda _: ServerError(500)), callback_manager=CallbackManager([handler]), **SIZES)
-    handler.flush_event_logs()
-    with pytest.raises(BackendError):
-        engine.query("q")
-    assert isinstance(handler.get_event_pairs(CBEventType.SYNTHESIZE)[0][1].payload["exception"], BackendError)  # type: ignore[index]
-
-
 # In company
 
 
@@ -1044,31 +800,6 @@ def test_an_engine_shows_what_it_would_read() -> None:
         assert [item.node.node_id for item in found] == ["first", "second"]
     (plain,) = MemAgentQueryEngine.from_documents(["plain text"], scripted()).retrieve(QueryBundle("q"))
     assert plain.node.get_content() == "plain text"
-
-
-async def test_the_synthesizer_takes_the_place_of_others() -> None:
-    retriever = Found([NodeWithScore(node=document, score=0.5) for document in documents()])
-    for streaming in (False, True):
-        synthesizer = MemAgentSynthesizer(scripted(), streaming=streaming, **SIZES)
-        engine = RetrieverQueryEngine.from_args(retriever, llm=MockLLM(), response_synthesizer=synthesizer)
-        assert isinstance(engine.query("q"), StreamingResponse if streaming else Response)
-        assert str(engine.query("q")) == ANSWER
-        response = await engine.aquery("q")
-        assert (await all_of(response) if streaming else [str(response)])[-1].endswith("seven")
-        assert set(engine.get_prompts()) == {"response_synthesizer:memory", "response_synthesizer:answer"}
-
-
-async def test_the_engine_serves_as_a_tool_and_in_other_engines() -> None:
-    for streaming in (False, True):
-        engine = MemAgentQueryEngine.from_documents(documents(), scripted(), streaming=streaming, **SIZES)
-        tool = QueryEngineTool.from_defaults(engine, name="logbook", description="Reads the log.")
-        assert tool.call("q").content == (await tool.acall("q")).content == ANSWER
-    engine = MemAgentQueryEngine.from_documents(documents(), scripted(), **SIZES)
-    more = NodeWithScore(node=TextNode(text="seen elsewhere", id_="more"))
-    nodes = engine.retrieve(QueryBundle("q"))
-    for response in (engine.synthesize(QueryBundle("q"), nodes, [more]), await engine.asynthesize(QueryBundle("q"), nodes, [more])):
-        assert response.source_nodes[-1] is more
-        assert "more" in (response.metadata or {})
 
 
 def test_the_door() -> None:

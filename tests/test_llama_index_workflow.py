@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core.workflow import Context, Event
+from llama_index.core.workflow import Context, Event, HumanResponseEvent
 from workflows.errors import WorkflowCancelledByUser
 
-from memagent_integrations import BackendError, Reader, ScriptedBackend, UsageError
+from memagent_integrations import BackendError, Limits, ScriptedBackend, UsageError
 from memagent_integrations.llama_index.workflow import (
-    MemAgentAnswer,
     MemAgentReview,
     MemAgentReviewed,
     MemAgentState,
@@ -69,26 +68,6 @@ async def events_until(handler: Any, stop: Callable[[Event], bool]) -> list[Even
 
 def memory_in(prompt: Prompt) -> str:
     return prompt.messages[0].content.partition("<memory>\n")[2].partition("\n</memory>")[0]
-
-
-async def test_it_reads_as_the_reader_does() -> None:
-    model, other = Model(), Model()
-    handler = model.workflow().run(question=QUESTION, document="log")
-    events = [event async for event in handler.stream_events()]
-    result = await handler
-    reading = Reader(other.backend, **SIZES).read(QUESTION, TEXT)
-    assert [prompt.messages for prompt in model.calls] == [prompt.messages for prompt in other.calls]
-    assert isinstance(result, MemAgentAnswer)
-    assert (str(result), result.answer, result.memory, result.model) == ("fair", "fair", reading.memory, "scripted")
-    assert result.usage["prompt_tokens"] == reading.usage.prompt_tokens
-    *steps, stop = events
-    assert stop is result
-    told = [event for event in steps if isinstance(event, MemAgentStepEvent)]
-    assert [(event.number, event.memory) for event in told] == [*((n, f"note {n}") for n in range(1, 7)), (6, "note 6")]
-    assert [event.step for event in told] == result.steps
-    assert [event.step["outcome"] for event in told] == ["updated"] * 6 + ["answered"]
-    assert "".join(TEXT[event.start : event.end] for event in told[:-1]) == TEXT
-    assert (told[-1].start, told[-1].end) == (None, None)
 
 
 async def test_a_reference_is_a_path_by_default(tmp_path: Path) -> None:
@@ -229,21 +208,6 @@ async def test_a_memory_that_is_too_long_is_asked_for_again() -> None:
     assert memory_in(model.calls[5]) == "fair"
 
 
-async def test_an_open_review_outlives_the_process() -> None:
-    model = Model()
-    handler = model.workflow(ask_every=4).run(question=QUESTION, document="log")
-    await events_until(handler, lambda event: isinstance(event, MemAgentReview))
-    elsewhere = model.workflow(ask_every=4)
-    context = again(elsewhere, handler.ctx)
-    assert (await context.store.get_state()).waiting
-    resumed = elsewhere.run(ctx=context)
-    resumed.ctx.send_event(MemAgentReviewed(memory="a week later"))
-    assert str(await resumed) == "fair"
-    assert memory_in(model.calls[4]) == "a week later"
-    assert len(model.calls) == 7
-    await handler.cancel_run()
-
-
 async def test_what_a_person_wrote_outlives_a_failure() -> None:
     model = Model(3)
     workflow = model.workflow(ask_every=2)
@@ -268,7 +232,7 @@ async def test_a_document_that_changed_is_not_read_on() -> None:
         model.workflow(chunk_tokens=80),
         model.workflow(load=lambda _: "Day"),
     ):
-        with pytest.raises(UsageError, match="not that of the context"):
+        with pytest.raises(UsageError, match=r"not what was read|the document ends"):
             await workflow.run(ctx=again(workflow, handler.ctx))
 
 
@@ -296,11 +260,6 @@ async def test_loading_does_not_block_the_event_loop() -> None:
     handler = Model().workflow(load=load).run(question=QUESTION, document="log")
     asyncio.get_running_loop().call_later(0.05, go.set)
     assert await result_of(handler)
-
-
-async def test_it_runs_as_long_as_it_takes() -> None:
-    assert Model().workflow()._timeout is None
-    assert Model().workflow(timeout=5.0)._timeout == 5.0
 
 
 @pytest.mark.parametrize(
@@ -332,3 +291,38 @@ def test_settings_are_checked() -> None:
     for options, message in [({"ask_every": 0}, "ask_every"), ({"journal": "runs.db"}, "journal"), ({"chunk_tokens": 0}, "chunk_tokens")]:
         with pytest.raises(UsageError, match=message):
             Model().workflow(**options)
+
+
+@pytest.mark.parametrize("answer", [HumanResponseEvent(response="fine"), MemAgentReviewed(number=99)])  # type: ignore[call-arg]
+async def test_an_answer_that_cannot_be_taken_is_asked_for_anew(answer: HumanResponseEvent) -> None:
+    model = Model()
+    handler = model.workflow(ask_every=1).run(question=QUESTION, document="log")
+    await events_until(handler, lambda event: isinstance(event, MemAgentReview))
+    handler.ctx.send_event(answer)
+    *_, review = await events_until(handler, lambda event: isinstance(event, MemAgentReview))
+    assert review.problem == "answer with MemAgentReviewed, for chunk 1"
+    handler.ctx.send_event(MemAgentReviewed(memory="It never rained."))
+    await events_until(handler, lambda event: isinstance(event, MemAgentReview))
+    assert memory_in(model.calls[1]) == "It never rained."
+    await handler.cancel_run()
+
+
+async def test_what_load_raises_is_the_documents_failure() -> None:
+    def load(name: str) -> str:
+        raise KeyError(name)
+
+    with pytest.raises(UsageError, match="reading the document failed: KeyError: 'log'"):
+        await Model().workflow(load=load).run(question=QUESTION, document="log")
+
+
+def test_wrong_settings_are_told_at_once() -> None:
+    with pytest.raises(UsageError, match="load has to be a function"):
+        Model().workflow(load=None)
+    with pytest.raises(UsageError, match="run_timeout bounds a reading in one call"):
+        Model().workflow(limits=Limits(run_timeout=5))
+
+
+async def test_a_document_is_no_reference() -> None:
+    with pytest.raises(UsageError, match="document has to be a small reference") as caught:
+        await Model().workflow().run(question=QUESTION, document=TEXT * 100)
+    assert TEXT not in str(caught.value)

@@ -23,6 +23,7 @@ from memagent_integrations import (
     UsageError,
     policies,
 )
+from memagent_integrations.errors import EmptyDocument
 from memagent_integrations.loop import Turns, adrive
 from memagent_integrations.records import Prompt, Reply, Usage
 
@@ -364,8 +365,8 @@ def test_many_jobs_keep_their_order_and_their_failures_apart(batch_size: int) ->
     assert [type(reading.error).__name__ for reading in readings] == [
         "NoneType",
         "BackendError",
-        "UsageError",
-        "UsageError",
+        "EmptyDocument",
+        "QuestionError",
         "NoneType",
         "UsageError",
         "NoneType",
@@ -768,3 +769,62 @@ async def test_a_reading_in_parts_is_the_reading() -> None:
     for wrong in (lambda: reader.memorize(" ", document), lambda: reader.answer("", memory)):
         with pytest.raises(UsageError, match="question is empty"):
             wrong()
+
+
+@pytest.mark.parametrize("document", ["", " ", []])
+async def test_a_part_of_nothing_is_an_error_like_a_reading_of_nothing(document: Any) -> None:
+    with pytest.raises(EmptyDocument):
+        reader().memorize("q", document)
+    with pytest.raises(EmptyDocument):
+        await reader().amemorize("q", document)
+
+
+def test_a_chunk_of_another_reader_may_be_too_large() -> None:
+    (chunk,) = reader(chunk_tokens=2000).chunks(DOCUMENT)
+    with pytest.raises(UsageError, match="the chunk has 701 tokens, chunk_tokens is 200"):
+        reader().memorize("q", chunk)
+
+
+async def test_steps_of_a_part_are_numbered_on() -> None:
+    subject = reader()
+    chunk = next(subject.chunks(DOCUMENT))
+    assert [step.index for step in subject.memorize("q", chunk, first=7).steps] == [7]
+    assert [step.index for step in (await subject.aanswer("q", "a note", first=8)).steps] == [8]
+    assert [prompt.index for prompt in prompts_of(subject)] == [7, 8]
+
+
+async def test_progress_may_be_async() -> None:
+    told: list[int] = []
+
+    async def progress(step: Step) -> None:
+        await asyncio.sleep(0)
+        told.append(step.index)
+
+    await reader().aread("q", DOCUMENT, progress=progress)
+    assert told == [0, 1, 2, 3, 4]
+
+
+def test_a_part_may_be_strict() -> None:
+    script = ["one", "", "never"]
+    with pytest.raises(BackendError, match="the model wrote no memory for section 2") as caught:
+        reader(script).memorize("q", DOCUMENT, strict=True)
+    assert caught.value.retryable
+    assert caught.value.reading
+    assert [step.outcome for step in caught.value.reading.steps] == ["updated", "kept"]
+    withheld = Reply(text="", usage=Usage(), finish_reason="content_filter")
+    assert reader(["one", withheld, "two", "three"]).memorize("q", DOCUMENT, strict=True).memory == "three"
+
+
+def test_a_changed_reader_shares_what_its_calls_need() -> None:
+    first = reader()
+    other = first.changed(layout="memory-first", memory_tokens=20, window=4000)
+    assert (other.prompts.name, other.budgets.memory_tokens, other.budgets.chunk_tokens) == ("memory-first", 20, 200)
+    assert (first.prompts.name, first.budgets.memory_tokens) == ("section-first", 50)
+    assert other.calls is first.calls
+    assert other.backend is first.backend
+    with pytest.raises(ContextOverflow):
+        other.changed(window=100).read("q", DOCUMENT)
+    with pytest.raises(UsageError, match="pass prompts or layout, not both"):
+        first.changed(layout="memory-first", prompts=PromptSet.default())
+    with pytest.raises(UsageError, match="window"):
+        first.changed(window=0)

@@ -335,7 +335,7 @@ def test_a_reading_that_makes_no_call(spans: Spans) -> None:
     backend = ScriptedBackend([])
     assert run(start(spans, backend, ()), backend).error
     assert not spans.named("chat")
-    assert (spans.reading().attributes or {})["error.type"] == "UsageError"
+    assert (spans.reading().attributes or {})["error.type"] == "EmptyDocument"
 
 
 def test_a_mistake_in_a_document_ends_the_reading_and_not_the_call(spans: Spans) -> None:

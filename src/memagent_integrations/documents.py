@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import threading
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -61,21 +64,27 @@ async def apieces(document: AsyncIterable[Any]) -> AsyncGenerator[Piece]:
     joiner = _Joiner()
     source = aiter(document)
     try:
-        while True:
-            try:
-                item = await anext(source)
-            except StopAsyncIteration:
-                return
-            except MemAgentError:
-                raise
-            except Exception as error:
-                raise _failed(error) from error
-            found = _guarded(piece for part in _flatten(item) for piece in joiner.add(part))
-            async for piece in in_threads(found) if _is_slow(item) else _now(found):
-                yield piece
+        with _BEGUN.reading(document) if isinstance(document, AsyncIterator) else nullcontext():
+            async for item in _aguarded(source):
+                found = _guarded(piece for part in _flatten(item) for piece in joiner.add(part))
+                async for piece in in_threads(found) if _is_slow(item) else _now(found):
+                    yield piece
     finally:
         if isinstance(source, AsyncGenerator):
             await source.aclose()
+
+
+async def _aguarded(source: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    while True:
+        try:
+            item = await anext(source)
+        except StopAsyncIteration:
+            return
+        except MemAgentError:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
+        yield item
 
 
 async def in_threads(items: Iterator[Item]) -> AsyncGenerator[Item]:
@@ -107,6 +116,41 @@ def is_one_shot(document: Any) -> bool:
 
 def _is_slow(item: Any) -> bool:
     return not (isinstance(item, str) or hasattr(item, "page_content"))
+
+
+class _Begun:
+    """The iterators that were begun and not read to their end. Nobody else may take the rest of one for the whole."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[int, Any] = {}  # the object too, or a reference to it: an id is only its own while it lives
+
+    @contextmanager
+    def reading(self, document: Any) -> Iterator[None]:
+        with self._lock:
+            if (kept := self._kept.get(id(document))) is document or (isinstance(kept, weakref.ref) and kept() is document):
+                raise UsageError(
+                    "this iterator was read from before, so what is left of it is not the whole document; give what can be read again "
+                    "(str, Path, list, loader), or collect it first"
+                )
+            self._kept.pop(id(document), None)
+            self._kept[id(document)] = _weak(document)
+            while len(self._kept) > _MOST_BEGUN:
+                del self._kept[next(iter(self._kept))]
+        yield
+        with self._lock:
+            self._kept.pop(id(document), None)
+
+
+def _weak(item: Any) -> Any:
+    try:
+        return weakref.ref(item)
+    except TypeError:  # those of lists, map and zip
+        return item
+
+
+_MOST_BEGUN = 256
+_BEGUN = _Begun()
 
 
 class _Joiner:
@@ -149,6 +193,12 @@ def _flatten(document: Any) -> Iterator[Any]:
     elif (items := loaded(document)) is not None:
         for item in items:
             yield from _flatten(item)
+    elif isinstance(document, Iterator):
+        with _BEGUN.reading(document):
+            for item in document:
+                yield from _flatten(item)
+    elif hasattr(type(document), "model_fields"):
+        raise UsageError(f"{type(document).__name__} is not a document; pass the text in it")
     elif isinstance(document, Iterable):
         for item in _ordered(document):
             yield from _flatten(item)

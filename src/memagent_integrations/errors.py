@@ -22,6 +22,17 @@ class UsageError(MemAgentError):
     """The caller has to change something: an argument, a setting, or the document."""
 
 
+class QuestionError(UsageError):
+    """The question is empty, or longer than its budget."""
+
+
+class EmptyDocument(UsageError):
+    """The document has no text."""
+
+    def __init__(self, message: str = "the document is empty: there is no text to read") -> None:
+        super().__init__(message)
+
+
 class MissingExtra(MemAgentError, ImportError):
     """A package has to be installed. `command` is the line that does it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from memagent_integrations.journal import Journal
 from memagent_integrations.records import Reading, Step
 
 Progress = Callable[[Step], None]
+AsyncProgress = Callable[[Step], Awaitable[None] | None]
 ManyProgress = Callable[[int, Step], None]
 Job = tuple[str, Any]
 """A question and the document to read for it."""

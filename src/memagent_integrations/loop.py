@@ -15,13 +15,12 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from contextlib import aclosing, closing
 from dataclasses import replace
 
-from memagent_integrations.errors import BackendError, MemAgentError, UsageError
+from memagent_integrations.errors import BackendError, EmptyDocument, MemAgentError, UsageError
 from memagent_integrations.prompts import AnswerStream, PromptSet, opened_by_template
-from memagent_integrations.records import Budgets, Chunk, Prompt, Reading, Reply, Step
+from memagent_integrations.records import Budgets, Chunk, Event, Prompt, Reading, Reply, Step
 from memagent_integrations.tokens import Counter, cut
 
 Turns = Generator[Prompt, Reply, Reading]
-Event = Step | str | Reading
 Call = Callable[[Prompt], Iterator[str | Reply]]
 """Makes one call: yields pieces of the text if it streams, and the whole reply last."""
 AsyncCall = Callable[[Prompt], AsyncGenerator[str | Reply]]
@@ -30,36 +29,41 @@ BatchCall = Callable[[Sequence[Prompt]], Sequence[Reply | MemAgentError]]
 
 def reading_loop(
     question: str,
-    chunks: Iterable[Chunk],
+    chunks: Iterable[Chunk] | None,
     *,
     prompts: PromptSet,
     budgets: Budgets,
     count: Counter,
     model: str,
-    memory: str | None = None,
+    memory: str = "",
+    first: int = 0,
     answering: bool = True,
+    strict: bool = False,
 ) -> Turns:
     """Read the chunks in order, then answer from the memory alone.
 
-    Yields one prompt a chunk and one for the answer. With a `memory` the reading goes on from it, and there may be no chunks; without
-    `answering` it ends with the last chunk, and its answer is empty. A `MemAgentError` thrown in, or raised by the chunks, ends the reading: it
-    is returned with `error` set, and with the steps and the memory that it had. An error never becomes memory.
+    Yields one prompt a chunk and one for the answer. A part of a reading goes on from a `memory`, and numbers its steps from `first`; `chunks`
+    are None where it only answers, and without `answering` it ends with the last chunk, its answer empty. With `strict` a reply that is no memory
+    is an error, unless the server's filter withheld it, as it would the next time. A `MemAgentError` thrown in, or raised
+    by the chunks, ends the reading: it is returned with `error` set, and with the steps and the memory that it had. An error never becomes memory.
     """
     steps: list[Step] = []
-    noted, answer, failure = memory or "", None, None
+    noted, answer, failure = memory, None, None
     try:
-        for chunk in chunks:
+        for index, chunk in enumerate(chunks or (), start=first):
             messages = prompts.update_messages(question=question, memory=noted, section=chunk.text, memory_tokens=budgets.memory_tokens)
-            reply = yield Prompt(index=len(steps), phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps))
-            steps.append(_update(len(steps), chunk, noted, reply, prompts, budgets, count))
+            reply = yield Prompt(index=index, phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps))
+            steps.append(_update(index, chunk, noted, reply, prompts, budgets, count))
             noted = steps[-1].memory
-        if not steps and memory is None:
-            raise UsageError("the document is empty: there is no text to read")
+            if strict and steps[-1].outcome == "kept" and reply.finish_reason != "content_filter":
+                raise BackendError(f"the model wrote no memory for section {index + 1}: its reply is empty or only thinking", retryable=True)
+        if not steps and chunks is not None:
+            raise EmptyDocument
         answer = ""
         if answering:
-            messages = prompts.answer_messages(question=question, memory=noted)
-            reply = yield Prompt(index=len(steps), phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps))
-            steps.append(_answered(len(steps), noted, reply))
+            index, messages = first + len(steps), prompts.answer_messages(question=question, memory=noted)
+            reply = yield Prompt(index=index, phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps))
+            steps.append(_answered(index, noted, reply))
             answer = prompts.parse_answer(reply.text)
             if not answer:
                 raise BackendError(_no_answer(reply))
@@ -143,7 +147,8 @@ def exchange(prompt: Prompt) -> Generator[Prompt, Reply, Reply | MemAgentError]:
 
 def step_made(state: Prompt | Reading, prompt: Prompt) -> Step | None:
     """The step that the reply to a prompt became, where the loop is now in `state`; a failed call made none."""
-    return state.after if isinstance(state, Prompt) else next(iter(state.steps[prompt.index :]), None)
+    step = state.after if isinstance(state, Prompt) else _last(state.steps)
+    return step if step and step.index == prompt.index else None
 
 
 class Incoming:
@@ -186,13 +191,17 @@ async def adrive(turns: Turns, call: AsyncCall, prompts: PromptSet, chunks: Asyn
     try:
         state = await _aadvance(turns, None, chunks, turn)
         while isinstance(state, Prompt):
-            incoming = Incoming(state, prompts)
+            incoming, left = Incoming(state, prompts), False
             try:
                 async with aclosing(_given(state.recorded) if state.recorded else call(state)) as pieces:
                     async for piece in pieces:
                         for text in incoming.take(piece):
+                            left = True
                             yield text
+                            left = False
             except Exception as error:
+                if left:  # it is closing the call that failed: nobody takes what would come of it
+                    raise
                 incoming.outcome = error
             state = await _aadvance(turns, incoming.outcome, chunks, turn)
             for step in _new_step(state):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Layout, Message, Phase
+from memagent_integrations.settings import given
 from memagent_integrations.tokens import Counter
 
 AnswerFormat = Literal["text", "boxed"]
@@ -119,8 +120,19 @@ class PromptSet:
             answer=_from_format(constants[final]),
             name="reference",
             empty_memory=constants.get("NO_MEMORY", "No previous memory"),
-            answer_format="boxed" if "\\boxed" in constants[final] else "text",
+            answer_format=_format_of(constants[final]),
         )
+
+    def changed(self, *, update: str | None = None, answer: str | None = None) -> PromptSet:
+        """These prompts with another template for the update or the answer; what they say of the form of a reply is read from the new ones.
+
+        Raises:
+            UsageError: a template lacks a placeholder.
+        """
+        new = replace(self, name="custom", **given(update=update, answer=answer))
+        if new.no_change and new.no_change not in new.update:
+            new = replace(new, no_change=None)
+        return new if answer is None else replace(new, answer_format=_format_of(answer))
 
     def update_messages(self, *, question: str, memory: str, section: str, memory_tokens: int) -> tuple[Message, ...]:
         """The prompt of a memory update."""
@@ -137,8 +149,10 @@ class PromptSet:
         return count(_PLACEHOLDER.sub("", template)) + sum(sizes[name] for name in _PLACEHOLDER.findall(template)) + MARGIN
 
     def parse_memory(self, text: str) -> tuple[str, bool]:
-        """The memory in a reply ("" if there is none), and whether the model said that nothing changes."""
+        """The memory in a reply ("" if there is none), and whether the model said, asked for it or not, that nothing changes."""
         text = self._unwrapped(text)
+        if _REMARK.fullmatch(text):
+            return "", True
         if self.no_change and re.match(rf"\W*{re.escape(self.no_change).replace(chr(92) + ' ', '[ _-]')}\W*(\n|[.:]|$)", text, re.IGNORECASE):
             return "", True
         return ("" if text == self.empty_memory else text), False
@@ -171,19 +185,24 @@ class PromptSet:
 
     def harmless(self, text: str) -> str:
         """The text as it stands in a prompt: `neutralise`d, and unable to open or close a tag of the templates; as long as before."""
-        text = neutralise(text)
-        return self._imitations.sub("‹", text) if self.tags else text
+        return harmless(text, self.tags)
 
     @cached_property
-    def _imitations(self) -> re.Pattern[str]:
-        return re.compile(rf"[<＜](?=[\s/\u200b-\u200d\u2060\ufeff]{{0,9}}(?:{'|'.join(self.tags)})\b)", re.IGNORECASE)
-
-    @cached_property
-    def tags(self) -> list[str]:
+    def tags(self) -> tuple[str, ...]:
         """Names of the tags that stand in the templates."""
-        return sorted(set(re.findall(r"</?([A-Za-z_][\w-]*)>", self.update + self.answer)))
+        return tags_of(self.update + self.answer)
 
 
+_ASIDE = (
+    r"(?:there (?:is|are) )?no (?:\w+ ){0,2}(?:changes?|updates?|additions?|modifications?)"
+    r"(?: (?:is|are|was|were))?(?: (?:needed|necessary|required|made))?(?: to the (?:memory|summary|notes))?"
+    r"|(?:there is )?nothing (?:new )?to (?:add|change|note|update)"
+    r"|the (?:\w+ ){0,2}(?:memory|summary|notes|answer) (?:still )?(?:remains?|stands?|stays?|(?:is|are) (?=the same|unchanged))"
+    r" ?(?:the same|unchanged|as (?:it is|they are|is))?"
+)
+_REMARK = re.compile(
+    rf"\W*(?:{_ASIDE})(?:[\s:;,.]+(?:{_ASIDE})){{0,2}}\W*", re.IGNORECASE
+)  # the whole reply is a remark on the memory, and no memory
 _PLACEHOLDER = re.compile(r"\{(question|memory|section|words)\}")
 _CONTROL = re.compile(
     r"<(?=\|[^|<>\n]{1,60}\|>"  # <|im_start|> and its kin
@@ -204,6 +223,22 @@ def neutralise(text: str) -> str:
     tokenizer takes, become U+FFFD.
     """
     return _CONTROL.sub(lambda match: "‹" if match[0] == "<" else "［", _UNSENDABLE.sub("\ufffd", text))
+
+
+def tags_of(template: str) -> tuple[str, ...]:
+    """Names of the tags that stand in a template."""
+    return tuple(sorted(set(re.findall(r"</?([A-Za-z_][\w-]*)>", template))))
+
+
+def harmless(text: str, tags: tuple[str, ...]) -> str:
+    """The text `neutralise`d, and unable to open or close one of these tags; as long as before."""
+    text = neutralise(text)
+    return _imitations(tags).sub("‹", text) if tags else text
+
+
+@cache
+def _imitations(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"[<＜](?=[\s/\u200b-\u200d\u2060\ufeff]{{0,9}}(?:{'|'.join(tags)})\b)", re.IGNORECASE)
 
 
 _THINKING = {"<think>": "</think>", "<thinking>": "</thinking>"}
@@ -285,6 +320,10 @@ class AnswerStream:
             self._gap = [piece[len(piece.rstrip()) :]]
             self._sent.append(piece.rstrip())
             yield self._sent[-1]
+
+
+def _format_of(answer: str) -> AnswerFormat:
+    return "boxed" if "\\boxed" in answer else "text"
 
 
 def _from_format(template: str) -> str:

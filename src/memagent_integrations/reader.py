@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import aclosing, closing
+from copy import copy
 from dataclasses import replace
 from functools import partial
+from inspect import isawaitable, iscoroutine
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,17 +20,18 @@ from memagent_integrations.backends import KINDS, Backend, load_backend
 from memagent_integrations.calls import Calls, Limits, limited
 from memagent_integrations.chunking import Chunker, SharedChunks, achunks, chunks
 from memagent_integrations.documents import apieces, files, is_async, is_one_shot, pieces
-from memagent_integrations.errors import ContextOverflow, MemAgentError, UsageError
-from memagent_integrations.jobs import Distinct, Job, ManyProgress, Progress, numbered, one_at_a_time
+from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.fitting import Fitting
+from memagent_integrations.jobs import AsyncProgress, Distinct, Job, ManyProgress, Progress, numbered, one_at_a_time
 from memagent_integrations.journal import Journal, settings_of
-from memagent_integrations.loop import AsyncCall, AsyncChunks, Event, Turns, adrive, drive, drive_batch, reading_loop
+from memagent_integrations.loop import AsyncCall, AsyncChunks, Turns, adrive, drive, drive_batch, reading_loop
+from memagent_integrations.place import Place
 from memagent_integrations.prompts import PromptSet
-from memagent_integrations.records import Budgets, Chunk, Layout, Phase, Plan, Prompt, Reading, Reply, Step
+from memagent_integrations.records import Budgets, Chunk, Event, Layout, Plan, Prompt, Reading, Reply, Step
 from memagent_integrations.settings import check_int, given
 from memagent_integrations.telemetry import traced
 
-DEFAULT_WINDOW = 8192
-_NO_ROOM = "lower memory_tokens or output_tokens, or use a model with a larger window"
+_TWO_LAYOUTS = "pass prompts or layout, not both: a prompt set, like that of a policy, has its own layout"
 
 
 class Reader:
@@ -92,7 +95,8 @@ class Reader:
         )
         prompts = prompts or (policy.prompts if policy else None)
         if prompts and layout:
-            raise UsageError("pass prompts or layout, not both: a prompt set, like that of a policy, has its own layout")
+            raise UsageError(_TWO_LAYOUTS)
+        self._trained = policy is not None
         self.prompts = prompts or PromptSet.default(layout=layout or "section-first")
         self.backend = model if isinstance(model, Backend) else load_backend(model, **(backend_options or {}))
         self._window = window
@@ -160,8 +164,8 @@ class Reader:
             for event in events:
                 yield _raise_for_error(event) if isinstance(event, Reading) else event
 
-    async def aread(self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None) -> Reading:
-        """`read`, async; the document may be an async iterator."""
+    async def aread(self, question: str, document: Any, *, progress: AsyncProgress | None = None, run: str | None = None) -> Reading:
+        """`read`, async; the document may be an async iterator, and `progress` a coroutine function."""
         return _raise_for_error(await self._aread(question, document, progress, run=run))
 
     async def astream(self, question: str, document: Any, *, whole: bool = False, run: str | None = None) -> AsyncGenerator[Event]:
@@ -171,34 +175,44 @@ class Reader:
             async for event in events:
                 yield _raise_for_error(event) if isinstance(event, Reading) else event
 
-    def memorize(self, question: str, document: Any, *, memory: str = "", progress: Progress | None = None) -> Reading:
+    def memorize(
+        self, question: str, document: Any, *, memory: str = "", first: int = 0, strict: bool = False, progress: Progress | None = None
+    ) -> Reading:
         """Read a document, or one `Chunk`, on from a memory, for a question that is not answered yet: the reading's `answer` is empty.
 
-        With `answer` this is `read` in parts, for whoever keeps the memory: a graph, a workflow, a conversation. It is not recorded in the journal.
+        With `answer` this is `read` in parts, for whoever keeps the memory: a graph, a workflow, a conversation. Its steps are numbered from
+        `first`. It is not recorded in the journal, and `Limits.run_timeout` bounds the part. With `strict`, for a text that is thrown away
+        afterwards, a reply that is no memory is an error and not a step that keeps the old one, unless the server's filter withheld it.
 
         Raises:
             as `read`.
         """
-        turns = self._turns(question, self._checked(question, self._chunks(document)), memory=self.checked_memory(memory), answering=False)
+        memory = self.checked_memory(memory)
+        turns = self._part(question, self._checked(question, self._chunks(document)), memory=memory, first=first, strict=strict)
         return _raise_for_error(self._read(turns, progress))
 
-    async def amemorize(self, question: str, document: Any, *, memory: str = "", progress: Progress | None = None) -> Reading:
-        """`memorize`, async; the document may be an async iterator."""
-        source, memory = self._asource(question, document), await asyncio.to_thread(self.checked_memory, memory)
-        turns = self._turns(question, source or self._checked(question, self._chunks(document)), memory=memory, answering=False)
+    async def amemorize(
+        self, question: str, document: Any, *, memory: str = "", first: int = 0, strict: bool = False, progress: AsyncProgress | None = None
+    ) -> Reading:
+        """`memorize`, async; the document may be an async iterator, and `progress` a coroutine function."""
+        memory = await asyncio.to_thread(self.checked_memory, memory)
+        source = self._asource(question, document)
+        turns = self._part(question, source or self._checked(question, self._chunks(document)), memory=memory, first=first, strict=strict)
         return _raise_for_error(await self._alast(adrive(turns, self._acomplete, self.prompts, source), progress))
 
-    def answer(self, question: str, memory: str) -> Reading:
-        """The answer to a question from a memory alone.
+    def answer(self, question: str, memory: str, *, first: int = 0) -> Reading:
+        """The answer to a question from a memory alone; `first` is the number of the step.
 
         Raises:
             as `read`.
         """
-        return _raise_for_error(self._read(self._turns(question, self._checked(question, ()), memory=self.checked_memory(memory)), None))
+        self._fitting.check(question)
+        return _raise_for_error(self._read(self._part(question, None, memory=self.checked_memory(memory), first=first), None))
 
-    async def aanswer(self, question: str, memory: str) -> Reading:
+    async def aanswer(self, question: str, memory: str, *, first: int = 0) -> Reading:
         """`answer`, async."""
-        turns = self._turns(question, self._checked(question, ()), memory=await asyncio.to_thread(self.checked_memory, memory))
+        await asyncio.to_thread(self._fitting.check, question)
+        turns = self._part(question, None, memory=await asyncio.to_thread(self.checked_memory, memory), first=first)
         return _raise_for_error(await self._alast(adrive(turns, self._acomplete, self.prompts), None))
 
     def checked_memory(self, memory: str) -> str:
@@ -207,15 +221,45 @@ class Reader:
         Raises:
             UsageError: it is longer, or no text.
         """
-        if not isinstance(memory, str):
-            raise UsageError(f"the memory has to be text, not {type(memory).__name__}")
-        if (tokens := self.count(memory)) > self.budgets.memory_tokens:
-            raise UsageError(f"the edited memory has {tokens} tokens, its budget is {self.budgets.memory_tokens}; edit it anew, shorter")
-        return memory
+        return self._fitting.memory(memory)
 
     def chunks(self, document: Any) -> Iterator[Chunk]:
         """The chunks in which a document is read."""
         return (chunk for chunk in self._chunks(document) if not chunk.text.isspace())
+
+    def place(self, load: Callable[[], Any], number: int = 0, digest: str = "") -> Place:
+        """Where a reading in parts stands in its document after `number` chunks, of which `digest` is the digest; no model is asked.
+
+        `load` gives the document, each time with the same text.
+
+        Raises:
+            UsageError: the document cannot be read, or those chunks are not the ones that were read.
+        """
+        return Place(self.chunks(_given_by(load)), number, digest)
+
+    def changed(
+        self,
+        *,
+        backend: Backend | None = None,
+        prompts: PromptSet | None = None,
+        layout: Layout | None = None,
+        window: int | None = None,
+        **budgets: int | None,
+    ) -> Self:
+        """This reader with other settings; what is None stays. Both share the journal, and the limits and the breaker of their calls.
+
+        Raises:
+            UsageError: a setting is wrong.
+        """
+        check_int(**given(window=window))
+        if layout and (prompts or self._trained):
+            raise UsageError(_TWO_LAYOUTS)
+        reader = copy(self)
+        reader.backend = backend or self.backend
+        reader.prompts = prompts or (PromptSet.default(layout=layout) if layout else self.prompts)
+        reader.budgets = replace(self.budgets, **given(**budgets))
+        reader._window, reader._own_journal = window or self._window, None
+        return reader
 
     def read_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """Read for many (question, document) pairs; the readings come in the order of the jobs.
@@ -273,26 +317,11 @@ class Reader:
         """
         if is_one_shot(document):
             raise UsageError("a plan would use up this iterator; plan for a document that can be read again (str, Path, list, loader)")
-        number, size = 0, 0
-        for chunk in self._checked(question, self._chunks(document)):
-            number, size = number + 1, size + chunk.span.tokens
-        if not number:
-            raise UsageError("the document is empty: there is no text to read")
-        fixed, end = self._prompt_tokens(question, "memory", 0), self._prompt_tokens(question, "answer", 0)
-        return Plan(
-            chunks=number,
-            calls=number + 1,
-            document_tokens=size,
-            prompt_tokens=number * fixed + size * self._sections + end,
-            completion_tokens=number * self.budgets.output("memory") + self.budgets.output("answer"),
-        )
+        return self._fitting.plan(question, self._checked(question, self._chunks(document)))
 
     def count(self, text: str) -> int:
         """Tokens of a text as it stands in a prompt."""
-        return self._count(self.prompts.harmless(text))
-
-    def _count(self, text: str) -> int:
-        return self.calls.count(self.backend, text)
+        return self._fitting.count(text)
 
     def close(self) -> None:
         """Close the backend, and the journal if it was given as a file."""
@@ -321,33 +350,39 @@ class Reader:
     def __repr__(self) -> str:
         return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
 
-    def _turns(
-        self,
-        question: str,
-        source: Iterable[Chunk],
-        document: Any = None,
-        run: str | None = None,
-        *,
-        memory: str | None = None,
-        answering: bool = True,
-    ) -> Turns:
-        settings: dict[str, Any] = {"prompts": self.prompts, "budgets": self.budgets, "count": self.count, "model": self.backend.name}
-        turns = reading_loop(question, source, memory=memory, answering=answering, **settings)
-        if self.journal and memory is None:
+    @property
+    def _fitting(self) -> Fitting:
+        return Fitting(backend=self.backend, calls=self.calls, prompts=self.prompts, budgets=self.budgets, window=self._window)
+
+    def _turns(self, question: str, source: Iterable[Chunk], document: Any, run: str | None) -> Turns:
+        """The loop of a whole reading, which the journal records."""
+        turns = self._loop(question, source)
+        if self.journal:
             settings = settings_of(question, self.backend.name, self.backend.identity, self.budgets, self.prompts)
             turns = self.journal.recorded(turns, settings, run, files(document))
         elif run is not None:
             raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
+        return self._watched(turns)
+
+    def _part(self, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
+        """The loop of a part: updates of the memory, or without a source the answer."""
+        return self._watched(self._loop(question, source, answering=source is None, **part))
+
+    def _loop(self, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
+        settings: dict[str, Any] = {"prompts": self.prompts, "budgets": self.budgets, "count": self.count, "model": self.backend.name}
+        return reading_loop(question, source, **settings, **part)
+
+    def _watched(self, turns: Turns) -> Turns:
         return traced(limited(turns, self.calls.limits.run_timeout), model=self.backend.name, budgets=self.budgets)
 
     def _checked(self, question: str, source: Iterable[Chunk]) -> Iterator[Chunk]:
         """The chunks that are read: the loop meets a bad question as it meets a bad document; one of nothing but space costs no call."""
-        self._check(question)
+        self._fitting.check(question)
         yield from (chunk for chunk in source if not chunk.text.isspace())
 
     async def _achecked(self, question: str, source: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
         async with aclosing(source):
-            await asyncio.to_thread(self._check, question)
+            await asyncio.to_thread(self._fitting.check, question)
             async for chunk in source:
                 if not chunk.text.isspace():
                     yield chunk
@@ -367,7 +402,7 @@ class Reader:
         """`read_many`, which makes no more calls once `cancelled` is set."""
         progress = one_at_a_time(progress)
         sources = zip(jobs, self._sources(jobs), strict=True)
-        loops = [self._turns(question, self._checked(question, source), document) for (question, document), source in sources]
+        loops = [self._turns(question, self._checked(question, source), document, None) for (question, document), source in sources]
         if self.backend.batch_size > 1:
             readings: dict[int, Reading] = {}
             with closing(drive_batch(loops, self._complete_batch, self.backend.batch_size)) as events:
@@ -390,16 +425,17 @@ class Reader:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _aread(
-        self, question: str, document: Any, progress: Progress | None, source: Iterable[Chunk] | None = None, run: str | None = None
+        self, question: str, document: Any, progress: AsyncProgress | None, source: Iterable[Chunk] | None = None, run: str | None = None
     ) -> Reading:
         return await self._alast(self._adrive(question, document, self._acomplete, source, run), progress)
 
-    async def _alast(self, driver: AsyncGenerator[Event], progress: Progress | None) -> Reading:
+    async def _alast(self, driver: AsyncGenerator[Event], progress: AsyncProgress | None) -> Reading:
         async with aclosing(driver) as events:
             async for event in events:
                 if isinstance(event, Reading):
                     return event
-                _tell(event, progress)
+                if progress and isinstance(event, Step) and isawaitable(told := progress(event)):
+                    await told
         raise AssertionError("a driver ends with a reading")
 
     def _adrive(
@@ -432,7 +468,7 @@ class Reader:
 
     def _chunks(self, document: Any) -> Iterator[Chunk]:
         if isinstance(document, Chunk):
-            return iter((document,))
+            return iter((self._fitting.chunk(document),))
         return chunks(pieces(document), self._chunker())
 
     def _sources(self, jobs: Sequence[Job]) -> list[Iterable[Chunk]]:
@@ -445,34 +481,15 @@ class Reader:
                 shared[id(document)] = SharedChunks(self._chunks(document))
         return [shared.get(id(document)) or self._chunks(document) for _, document in jobs]
 
-    @property
-    def _sections(self) -> int:
-        """How often a prompt shows its section."""
-        return self.prompts.update.count("{section}")
 
-    def _prompt_tokens(self, question: str, phase: Phase, section: int) -> int:
-        """Tokens of a prompt of this phase at most, with `section` tokens of the document."""
-        size = self.prompts.size(phase, self._count, question=self.count(question), memory=self.budgets.memory_tokens, section=section)
-        return size + self.backend.template_tokens
-
-    def _check(self, question: str) -> None:
-        """See that every prompt will fit."""
-        if not isinstance(question, str) or not question.strip():
-            raise UsageError("the question is empty")
-        budgets, asked = self.budgets, self.count(question)
-        if asked > budgets.question_tokens:
-            raise UsageError(f"the question has {asked} tokens, its budget is {budgets.question_tokens}; shorten it or raise question_tokens")
-        window = self._window or self.calls.asked(self.backend, lambda: self.backend.window) or DEFAULT_WINDOW
-        sections: dict[Phase, int] = {"memory": budgets.chunk_tokens, "answer": 0}
-        for phase, chunk in sections.items():
-            prompt, output = self._prompt_tokens(question, phase, chunk), budgets.output(phase)
-            if prompt + output > window:
-                room = (window - output - self._prompt_tokens(question, phase, 0)) // self._sections
-                raise ContextOverflow(
-                    f"question {asked} + chunk {chunk} + memory {budgets.memory_tokens} + output {output} + template "
-                    f"{prompt - asked - chunk - budgets.memory_tokens} = {prompt + output} tokens, but the window holds {window}; "
-                    + (f"chunk_tokens={room} or less would fit" if room >= 64 and phase == "memory" else _NO_ROOM)
-                )
+def _given_by(load: Callable[[], Any]) -> Iterator[Any]:
+    document = load()
+    if iscoroutine(document):
+        document.close()
+        raise UsageError("load has to be a plain function, not an async one; it is called in a thread")
+    if is_async(document):
+        raise UsageError("a reading in parts needs a document that can be read again at any time, not an async iterator")
+    yield document
 
 
 def _raise_for_error(reading: Reading) -> Reading:

@@ -291,6 +291,10 @@ class Reading:
         return replace(self, answer=None, error=error)
 
 
+Event = Step | str | Reading
+"""What a reading tells on its way: each step, pieces of the answer, and itself at the end."""
+
+
 @cache
 def _adapter() -> TypeAdapter[Reading]:
     return TypeAdapter(Reading)

@@ -324,6 +324,9 @@ def _access(model: str, key: str | None, url: str | None) -> tuple[dict[str, Any
 
     A user and a password go from the address into a header, as httpx would send them, because httpx writes addresses into its log.
     """
+    for name, value in given(api_key=key, base_url=url).items():
+        if not isinstance(value, str):
+            raise UsageError(f"{name} has to be a text, not {type(value).__name__}")
     key = (key or os.environ.get("OPENAI_API_KEY") or "").strip()
     if not (key.isascii() and key.isprintable()):
         raise UsageError("the API key holds characters that no key has (a line end, or letters beyond ASCII); check where it was copied from")

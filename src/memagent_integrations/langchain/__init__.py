@@ -19,7 +19,7 @@ from memagent_integrations.langchain.reader import MemAgentReader, ReaderInput
 from memagent_integrations.langchain.tool import MemAgentTool
 
 if TYPE_CHECKING:
-    from memagent_integrations.langchain.graph import build_graph
+    from memagent_integrations.langchain.graph import ReadingGraph, ReadingState, ReadingTask, build_graph
     from memagent_integrations.langchain.middleware import MemAgentMiddleware
 
 __all__ = [
@@ -30,9 +30,15 @@ __all__ = [
     "MemAgentReader",
     "MemAgentTool",
     "ReaderInput",
+    "ReadingGraph",
+    "ReadingState",
+    "ReadingTask",
     "build_graph",
 ]
-_LAZY = {"MemAgentMiddleware": "middleware", "build_graph": "graph"}  # they need langchain and langgraph, which take their time
+_LAZY = {
+    "MemAgentMiddleware": "middleware",
+    **dict.fromkeys(("ReadingGraph", "ReadingState", "ReadingTask", "build_graph"), "graph"),
+}  # they need langchain and langgraph, which take their time
 
 
 def __getattr__(name: str) -> Any:

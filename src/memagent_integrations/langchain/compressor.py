@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from langchain_core.callbacks import Callbacks, adispatch_custom_event, dispatch_custom_event
+from langchain_core.callbacks import Callbacks
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.runnables import RunnableConfig
+from pydantic import BaseModel
 
-from memagent_integrations.langchain.messages import STEP, elided, message_fields, step_event
+from memagent_integrations.errors import EmptyDocument, UsageError
+from memagent_integrations.langchain.notes import Notes
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
-from memagent_integrations.records import Reading, Step
 
 
 class MemAgentDocumentCompressor(BaseDocumentCompressor):
@@ -35,49 +35,28 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
 
     def compress_documents(self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None) -> list[Document]:
         """The notes on the query as one document."""
-        if not any(document.page_content.strip() for document in documents):
+        listed = _checked(documents)
+        try:
+            notes = Notes(self.reader, query, listed, listed).take(RunnableConfig(callbacks=callbacks))
+        except EmptyDocument:
             return []
-        notes = note_taking(self.reader, query, list(documents)).invoke(_traced(query, documents), RunnableConfig(callbacks=callbacks))
-        return _compressed(notes, documents)
+        return _compressed(notes, listed)
 
     async def acompress_documents(self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None) -> list[Document]:
         """`compress_documents`, async."""
-        if not any(document.page_content.strip() for document in documents):
-            return []
-        notes = await note_taking(self.reader, query, list(documents)).ainvoke(_traced(query, documents), RunnableConfig(callbacks=callbacks))
-        return _compressed(notes, documents)
-
-
-def note_taking(reader: MemAgentReader, question: str, document: Any, memory: str = "") -> RunnableLambda[Any, AIMessage]:
-    """`Reader.memorize` as a run, which gives the memory as a message; what it is invoked with is only what traces show."""
-
-    def read(_: Any, config: RunnableConfig) -> AIMessage:
-        def tell(step: Step) -> None:
-            dispatch_custom_event(STEP, step_event(step), config=config)
-
-        return _to_message(reader.under(config).memorize(question, document, memory=memory, progress=tell))
-
-    async def aread(_: Any, config: RunnableConfig) -> AIMessage:
-        telling: list[asyncio.Task[None]] = []
-
-        def tell(step: Step) -> None:
-            telling.append(asyncio.create_task(adispatch_custom_event(STEP, step_event(step), config=config)))
-
-        own = await asyncio.to_thread(reader.under, config)
+        listed = _checked(documents)
         try:
-            return _to_message(await own.amemorize(question, document, memory=memory, progress=tell))
-        finally:
-            await asyncio.gather(*telling)
-
-    return RunnableLambda(read, aread, name="memagent_notes")
-
-
-def _to_message(reading: Reading) -> AIMessage:
-    return AIMessage(content=reading.memory, **message_fields(reading))
+            notes = await Notes(self.reader, query, listed, listed).atake(RunnableConfig(callbacks=callbacks))
+        except EmptyDocument:
+            return []
+        return _compressed(notes, listed)
 
 
-def _traced(query: str, documents: Sequence[Document]) -> dict[str, str]:
-    return {"question": query, "context": elided(documents)}
+def _checked(documents: Any) -> list[Document]:
+    listed = list(documents) if isinstance(documents, Iterable) and not isinstance(documents, BaseModel) else [documents]
+    if wrong := next((type(item).__name__ for item in listed if not isinstance(item, Document)), None):
+        raise UsageError(f"the documents have to be a list of Document, not of {wrong}")
+    return listed
 
 
 def _compressed(notes: AIMessage, documents: Sequence[Document]) -> list[Document]:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from typing_extensions import TypedDict
 
-from memagent_integrations.chunking import running_digest
-from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
+from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.langchain.messages import STEP, step_event, text_of
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
+from memagent_integrations.place import Place
 from memagent_integrations.reader import Reader
-from memagent_integrations.records import NO_USAGE, Chunk, Reading, Step, Usage
+from memagent_integrations.records import NO_USAGE, Chunk, Reading, Usage
 
 try:
+    from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
     from langgraph.graph import END, START, StateGraph
     from langgraph.graph.state import CompiledStateGraph
     from langgraph.types import Checkpointer
@@ -32,9 +33,12 @@ except ImportError as error:
 NODES = ("begin", "read_chunk", "answer")
 """The nodes of a graph, in their order; "read_chunk" runs once a chunk."""
 
+Item = TypeVar("Item")
+
+_KEPT = {"chunk": int, "more": bool, "digest": str, "usage": dict}
 _STEPS = 10**9  # the document ends the loop: LangGraph's own count of steps has nothing to guard here
-_REFERENCE = 10_000  # characters that a reference may have; a document in the state would be written anew with every checkpoint
-_PLACES = 64  # places that are remembered; those of threads that nobody goes on with are forgotten first
+_REFERENCE = 10_000  # bytes that a reference may have; a document in the state would be written anew with every checkpoint
+_PLACES = 256  # places that are remembered: a chunk and the text after it each; those that nobody goes on with are forgotten first
 
 
 class ReadingTask(TypedDict, total=False):
@@ -47,14 +51,14 @@ class ReadingTask(TypedDict, total=False):
 class ReadingState(ReadingTask, total=False):
     """What a graph keeps between steps; its size does not grow with the document.
 
-    `memory` may be edited between steps. `chunk` is the number of the chunk that comes next, `more` whether there is one, and `read` a digest of
-    those before it. `usage` sums the tokens of all calls (the fields of `records.Usage`). `answer` is None until it is there.
+    `memory` may be edited between steps. `chunk` is the number of the chunk that comes next, `more` whether there is one, and `digest` stands
+    for those before it. `usage` sums the tokens of all calls (the fields of `records.Usage`). `answer` is None until it is there.
     """
 
     memory: str
     chunk: int
     more: bool
-    read: str
+    digest: str
     usage: dict[str, int | None]
     answer: str | None
 
@@ -76,26 +80,28 @@ def build_graph(
     *,
     load: Callable[[Any], Any] = Path,
     checkpointer: Checkpointer = None,
-    interrupt_before: Literal["*"] | Sequence[str] = (),
-    interrupt_after: Literal["*"] | Sequence[str] = (),
+    interrupt_before: Literal["*"] | Sequence[str] | None = None,
+    interrupt_after: Literal["*"] | Sequence[str] | None = None,
     name: str = "memagent",
 ) -> ReadingGraph:
     """A graph that reads a document chunk by chunk and answers: "begin", "read_chunk" once a chunk, "answer".
 
     It takes `{"question", "source"}` and gives the `ReadingState`. `load(source)` is called when text is needed and returns what
     `documents.pieces` takes, or a `Blob`; called again it has to return the same text. A step that fails leaves the state as it was: with a
-    `checkpointer`, `graph.invoke(None, config)` goes on there, also in another process, and makes no call twice. With
-    `interrupt_after=["read_chunk"]` the graph waits after each chunk, and `graph.update_state(config, {"memory": ...})` edits the memory. An
-    invocation with a question begins anew.
+    `checkpointer`, `graph.invoke(None, config)` goes on there, also in another process. (A process that is killed loses no other step if it was
+    run with `durability="sync"`.) With `interrupt_after=["read_chunk"]` the graph waits after each chunk, and
+    `graph.update_state(config, {"memory": ...})` edits the memory. An invocation with a question begins anew.
 
-    Each memory update is followed by the custom event "memagent_step", also in the stream mode "custom". The mode "messages" has the answer's
-    tokens only, where the model is a LangChain model.
+    Each memory update is followed by the custom event "memagent_step", also in the stream mode "custom". The mode "messages" has the
+    tokens of the call that answers only, thinking included, where the model is a LangChain model.
 
     Raises:
         UsageError: an argument is wrong. From a run: also a memory that was edited beyond its budget, a document that is not what it was.
     """
     if checked_reader(reader).journal is not None:
         raise UsageError("a graph keeps its steps in the checkpointer; give it a reader without a journal")
+    if reader.limits and reader.limits.run_timeout:
+        raise UsageError("run_timeout bounds a reading in one call; bound a step of a graph with call_timeout or the graph's step_timeout")
     if not callable(load):
         raise UsageError(f"load has to be a function that takes the source and gives the document, not {type(load).__name__}")
     nodes = _Nodes(reader, load)
@@ -105,7 +111,7 @@ def build_graph(
     builder.add_node("answer", _Node("answer", nodes.answer, nodes.aanswer))
     builder.add_edge(START, "begin")
     builder.add_edge("begin", "read_chunk")
-    builder.add_conditional_edges("read_chunk", _next, ["read_chunk", "answer"])
+    builder.add_conditional_edges("read_chunk", _Node("next", _next, _anext), ["read_chunk", "answer"])
     builder.add_edge("answer", END)
     before, after = _stops(interrupt_before), _stops(interrupt_after)
     made = builder.compile(checkpointer, interrupt_before=before, interrupt_after=after, name=name)
@@ -116,16 +122,24 @@ def _begin(state: ReadingState) -> ReadingState:
     """A reading at its start, whatever the thread has read before."""
     if not {"question", "source"} <= state.keys():
         raise UsageError("the input has to be a dict with 'question' and 'source'")
-    if len(repr(state["source"])) > _REFERENCE:
+    if len(JsonPlusSerializer().dumps_typed(state["source"])[1]) > _REFERENCE:
         raise UsageError("source has to be a small reference to the document (a file's name, an id), for which `load` gives the text")
-    return ReadingState(memory="", chunk=0, more=True, read="", usage=asdict(NO_USAGE), answer=None)
+    return ReadingState(memory="", chunk=0, more=True, digest="", usage=asdict(NO_USAGE), answer=None)
 
 
-def _next(state: ReadingState) -> str:
-    return "read_chunk" if state["more"] else "answer"
+def _next(state: ReadingState, _: RunnableConfig) -> str:
+    return "read_chunk" if state.get("more", True) else "answer"
 
 
-def _stops(names: Literal["*"] | Sequence[str]) -> Any:
+async def _anext(state: ReadingState, config: RunnableConfig) -> str:
+    """Without a thread, in which LangGraph would run a sync one: a run cancelled there has the chunk's writes but not where to go."""
+    return _next(state, config)
+
+
+def _stops(names: Literal["*"] | Sequence[str] | None) -> Any:
+    names = () if names is None else names
+    if not isinstance(names, str | Iterable):
+        raise UsageError(f"interrupt_before and interrupt_after take names of nodes ({', '.join(NODES)}) or '*', not {names!r}")
     listed = [names] if isinstance(names, str) else list(names)
     if names != "*" and (unknown := set(listed) - set(NODES)):
         raise UsageError(f"the graph has no node {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(NODES)}")
@@ -136,17 +150,17 @@ def _unlimited(config: RunnableConfig | None) -> RunnableConfig:
     return {**(config or RunnableConfig()), "recursion_limit": _STEPS}
 
 
-class _Node(Runnable[ReadingState, ReadingState]):
-    """A node in its sync and its async form. It has no run of its own: LangGraph makes one for each node."""
+class _Node(Runnable[ReadingState, Any]):
+    """A node, or the way to the next, in its sync and its async form. It has no run of its own: LangGraph makes one for each node."""
 
-    def __init__(self, name: str, run: Callable[..., ReadingState], arun: Callable[..., Any]) -> None:
+    def __init__(self, name: str, run: Callable[..., Any], arun: Callable[..., Any]) -> None:
         self.name, self._run, self._arun = name, run, arun
 
-    def invoke(self, input: ReadingState, config: RunnableConfig | None = None, **_: Any) -> ReadingState:
+    def invoke(self, input: ReadingState, config: RunnableConfig | None = None, **_: Any) -> Any:
         return self._run(input, ensure_config(config))
 
-    async def ainvoke(self, input: ReadingState, config: RunnableConfig | None = None, **_: Any) -> ReadingState:
-        return cast("ReadingState", await self._arun(input, ensure_config(config)))
+    async def ainvoke(self, input: ReadingState, config: RunnableConfig | None = None, **_: Any) -> Any:
+        return await self._arun(input, ensure_config(config))
 
 
 class _Nodes:
@@ -156,98 +170,66 @@ class _Nodes:
         self._reader, self._load, self._places = reader, load, _Places()
 
     def read(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
-        reader, place, chunk = self._arrive(state, config)
-        try:
-            reading = reader.memorize(state["question"], chunk, memory=state["memory"])
-        except BaseException:
-            self._places.put(_key(state, config), place)  # the same chunk again
-            raise
-        dispatch_custom_event(STEP, step_event(_step(state, reading)), config=config)
+        reader = self._ready(state, config)
+        with self._at(state, config) as (place, chunk):
+            reading = reader.memorize(state["question"], chunk, memory=state["memory"], first=state["chunk"])
+        dispatch_custom_event(STEP, step_event(reading.steps[-1]), config=config)
         return self._leave(state, config, place, reading)
 
     async def aread(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
-        reader, place, chunk = await asyncio.to_thread(self._arrive, state, config)
-        try:
-            reading = await reader.amemorize(state["question"], chunk, memory=state["memory"])
-        except BaseException:
-            self._places.put(_key(state, config), place)
-            raise
-        await adispatch_custom_event(STEP, step_event(_step(state, reading)), config=config)
+        reader = await asyncio.to_thread(self._ready, state, config)
+        async with _in_thread(self._at(state, config)) as (place, chunk):
+            reading = await reader.amemorize(state["question"], chunk, memory=state["memory"], first=state["chunk"])
+        await adispatch_custom_event(STEP, step_event(reading.steps[-1]), config=config)
         return await asyncio.to_thread(self._leave, state, config, place, reading)
 
     def answer(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
-        reading = self._ready(state, config).answer(state["question"], state["memory"])
+        reading = self._ready(state, config).answer(state["question"], state["memory"], first=state["chunk"])
         return ReadingState(answer=reading.answer, usage=_usage(state, reading))
 
     async def aanswer(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
         reader = await asyncio.to_thread(self._ready, state, config)
-        reading = await reader.aanswer(state["question"], state["memory"])
+        reading = await reader.aanswer(state["question"], state["memory"], first=state["chunk"])
         return ReadingState(answer=reading.answer, usage=_usage(state, reading))
 
-    def _arrive(self, state: ReadingState, config: RunnableConfig) -> tuple[Reader, _Place, Chunk]:
-        """The reader, the place in the document where the state is, and the chunk there."""
-        reader = self._ready(state, config)
-        place = self._places.take(_key(state, config)) or self._found(state)
-        if place.error:
-            raise place.error
-        if (place.number, place.digest) != (state["chunk"], state["read"]) or (place.next is None and place.number):
-            raise UsageError(f"the text before chunk {state['chunk']} is not what was read: the document or the settings changed; begin anew")
-        if place.next is None:
-            raise UsageError("the document is empty: there is no text to read")
-        return reader, place, place.next
+    def _ready(self, state: ReadingState, config: RunnableConfig) -> Reader:
+        """A reader whose calls are children of this node's run, once the state is known to be one that a graph left."""
+        wrong = [name for name, kind in _KEPT.items() if not isinstance(state.get(name), kind)]
+        if wrong or state["usage"].keys() != asdict(NO_USAGE).keys():
+            raise UsageError(
+                f"{', '.join(wrong) or 'usage'} in the state is not what a graph keeps there: a thread begins with a question and a source, and only "
+                "the memory is to be edited"
+            )
+        return self._reader.under(config)
 
-    def _leave(self, state: ReadingState, config: RunnableConfig, place: _Place, reading: Reading) -> ReadingState:
+    @contextmanager
+    def _at(self, state: ReadingState, config: RunnableConfig) -> Iterator[tuple[Place, Chunk]]:
+        """The place in the document where the state is, and the chunk there; it is kept for another try if what is done there fails."""
+        reader = self._reader.under(RunnableConfig())  # the place outlives this run
+        place = self._places.take(_key(state, config)) if state["chunk"] else None  # a reading that begins loads its document
+        place = place or reader.place(lambda: text_of(self._load(state["source"])), state["chunk"], state["digest"])
+        chunk = place.chunk  # a place where the document broke is not kept
+        try:
+            yield place, chunk
+        except BaseException:
+            if place.number:
+                self._places.put(_key(state, config), place)
+            raise
+
+    def _leave(self, state: ReadingState, config: RunnableConfig, place: Place, reading: Reading) -> ReadingState:
         """The state after a chunk."""
         place.advance()
-        update = ReadingState(memory=reading.memory, chunk=place.number, more=place.more, read=place.digest, usage=_usage(state, reading))
+        update = ReadingState(memory=reading.memory, chunk=place.number, more=place.more, digest=place.digest, usage=_usage(state, reading))
         if place.more:
             self._places.put(_key({**state, **update}, config), place)
         return update
 
-    def _ready(self, state: ReadingState, config: RunnableConfig) -> Reader:
-        """A reader whose calls are children of this node's run."""
-        metadata = {**config.get("metadata", {}), "memagent_chunk": state["chunk"]}
-        return self._reader.under({**config, "metadata": metadata})
 
-    def _found(self, state: ReadingState) -> _Place:
-        """The place in the document, found by cutting it into chunks up to there; no model is asked."""
-        reader = self._reader.under(RunnableConfig())  # the place outlives this run
-        try:
-            document = text_of(self._load(state["source"]))
-        except MemAgentError:
-            raise
-        except Exception as error:
-            raise UsageError(f"loading the document failed: {type(error).__name__}: {error}") from error
-        place = _Place(reader.chunks(document))
-        while place.number < state["chunk"] and place.next:
-            place.advance()
-        return place
-
-
-class _Place:
-    """A place in a document: the chunk that comes next, or the error in its stead, and a digest of those before it."""
-
-    def __init__(self, chunks: Iterator[Chunk]) -> None:
-        self._chunks = chunks
-        self.number, self.digest = 0, ""
-        self._fetch()
-
-    @property
-    def more(self) -> bool:
-        """Whether anything comes here; the end of the document is known before, so that no step is made in vain."""
-        return bool(self.next or self.error)
-
-    def advance(self) -> None:
-        if self.next:
-            self.number, self.digest = self.number + 1, running_digest(self.digest, self.next)
-        self._fetch()
-
-    def _fetch(self) -> None:
-        self.next, self.error = None, None
-        try:
-            self.next = next(self._chunks, None)
-        except MemAgentError as error:  # the chunk before it counts all the same
-            self.error = error
+@asynccontextmanager
+async def _in_thread(manager: AbstractContextManager[Item]) -> AsyncIterator[Item]:
+    """A context manager whose entry reads and tokenizes."""
+    with ExitStack() as stack:
+        yield await asyncio.to_thread(stack.enter_context, manager)
 
 
 class _Places:
@@ -255,26 +237,20 @@ class _Places:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[Any, ...], _Place] = OrderedDict()
+        self._kept: list[tuple[tuple[Any, ...], Place]] = []  # several may stand at the same place
 
-    def take(self, key: tuple[Any, ...]) -> _Place | None:
+    def take(self, key: tuple[Any, ...]) -> Place | None:
         with self._lock:
-            return self._kept.pop(key, None)
+            found = next((number for number, (kept, _) in enumerate(self._kept) if kept == key), None)
+            return None if found is None else self._kept.pop(found)[1]
 
-    def put(self, key: tuple[Any, ...], place: _Place) -> None:
+    def put(self, key: tuple[Any, ...], place: Place) -> None:
         with self._lock:
-            self._kept[key] = place
-            while len(self._kept) > _PLACES:
-                self._kept.popitem(last=False)
+            self._kept = [*self._kept, (key, place)][-_PLACES:]
 
 
 def _key(state: Any, config: RunnableConfig) -> tuple[Any, ...]:
-    return config.get("configurable", {}).get("thread_id"), repr(state["source"]), state["chunk"], state["read"]
-
-
-def _step(state: ReadingState, reading: Reading) -> Step:
-    """The step that was made, with its number in the whole reading."""
-    return replace(reading.steps[-1], index=state["chunk"])
+    return config.get("configurable", {}).get("thread_id"), repr(state["source"]), state["chunk"], state["digest"]
 
 
 def _usage(state: ReadingState, reading: Reading) -> dict[str, int | None]:

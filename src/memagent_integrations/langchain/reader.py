@@ -19,7 +19,6 @@ from langchain_core.language_models import LanguageModelLike
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableSerializable
-from langchain_core.runnables.config import patch_config
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
 from pydantic import ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from typing_extensions import TypedDict
@@ -70,7 +69,8 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
     `model` is a LangChain model or anything wrapped around one, a `Backend`, or a name: one that `load_backend` knows ("smollm2",
     "openai:NAME", "policy:DIR", ...), any other "provider:name" is LangChain's `init_chat_model`'s. A named model is loaded at the first use,
-    once. A retry belongs to the model (`model.with_retry()`): around the reader it begins the document anew.
+    once. A retry belongs to the model (`model.with_retry()`): around the reader it begins the document anew, unless there is a journal, and
+    takes an interrupt of LangGraph's for a failure, unless it has `retry_if_exception_type=(BackendError,)`.
 
     With a `journal`, the config `{"configurable": {"memagent_run": NAME}}` names the reading in it.
 
@@ -118,7 +118,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """True: `dumpd` gives a constructor. For `load`, pass this class and the model's as `allowed_objects`."""
+        """True: `dumpd` gives a constructor. `load` needs this class and the model's as `allowed_objects`, and our `valid_namespaces`."""
         return True
 
     @classmethod
@@ -141,22 +141,20 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         """Read the document, answer the question."""
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
-            child = patch_config(config, callbacks=run_manager.get_child())
-            *_, reading = self._events(*question_and_context(input, kwargs), child, whole=True)
+            *_, reading = self._events(*question_and_context(input, kwargs), config, whole=True)
             return to_message(cast("Reading", reading))
 
-        return self._call_with_config(read, self._traced(input), config)
+        return self._call_with_config(read, self.traced(input), config)
 
     async def ainvoke(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         """`invoke`, async."""
 
         async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
-            child = patch_config(config, callbacks=run_manager.get_child())
-            async with aclosing(self._aevents(*question_and_context(input, kwargs), child, whole=True)) as events:
+            async with aclosing(self._aevents(*question_and_context(input, kwargs), config, whole=True)) as events:
                 *_, reading = [event async for event in events]
             return to_message(cast("Reading", reading))
 
-        return await self._acall_with_config(read, self._traced(input), config)
+        return await self._acall_with_config(read, self.traced(input), config)
 
     def stream(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
         """`invoke`, with the answer in chunks as it is written; the last is empty and tells usage and details."""
@@ -164,7 +162,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Iterator[AIMessage]:
             yield from map(to_chunk, self._events(*question_and_context(input, kwargs), config, whole=False))
 
-        chunks = self._transform_stream_with_config(iter([self._traced(input)]), read, config)
+        chunks = self._transform_stream_with_config(iter([self.traced(input)]), read, config)
         yield from cast("Iterator[AIMessageChunk]", chunks)
 
     async def astream(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncGenerator[AIMessageChunk]:
@@ -175,7 +173,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
                 async for event in events:
                     yield to_chunk(event)
 
-        chunks = self._atransform_stream_with_config(_achain([self._traced(input)]), read, config)
+        chunks = self._atransform_stream_with_config(_achain([self.traced(input)]), read, config)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk]", chunks)) as stream:
             async for chunk in stream:
                 yield chunk
@@ -242,14 +240,8 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     def under(self, config: RunnableConfig) -> Reader:
         """A reader with these settings, over the loaded model; its own prompts and budgets (a policy's) hold where none are set."""
         own: Reader = self.loaded.get((self.model, self.tokenizer, self.journal, self.limits), self._load)
-        backend = own.backend.under(config) if isinstance(own.backend, ChatModelBackend) else own.backend
-        settings = self._settings
-        settings |= {name: getattr(own.budgets, name) for name in _BUDGETS if settings[name] is None}
-        trained = isinstance(self.model, str) and self.model.startswith("policy:")
-        settings["prompts"] = self.prompts or (own.prompts if trained or not self.layout else None)
-        reader = Reader(backend, journal=own.journal, **settings)
-        reader.calls = own.calls  # one server, one breaker
-        return reader
+        backend = own.backend.under(config) if isinstance(own.backend, ChatModelBackend) else None
+        return own.changed(backend=backend, **self._settings)
 
     def _events(self, question: str, context: Any, config: RunnableConfig, *, whole: bool) -> Iterator[str | Reading]:
         document = context.invoke(question, config) if isinstance(context, BaseRetriever) else context
@@ -269,7 +261,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
                 elif event.phase == "memory":
                     await adispatch_custom_event(STEP, step_event(event), config=config)
 
-    def _traced(self, value: Any) -> Any:
+    def traced(self, value: Any) -> Any:
         """The input as traces show it."""
         if self.trace_inputs == "full":
             return value

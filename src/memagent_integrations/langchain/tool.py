@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from langchain_core.tools import BaseTool, ToolException
 from pydantic import BaseModel, Field, create_model
 
 from memagent_integrations.documents import is_one_shot
-from memagent_integrations.errors import UsageError
+from memagent_integrations.errors import QuestionError, UsageError
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
 
 _QUESTION = "The question, complete in itself: whoever reads the document sees nothing of this conversation."
@@ -37,7 +36,7 @@ class MemAgentTool(BaseTool):
 
     The artifact of the `ToolMessage` is a dict of how it was read: the reader's `response_metadata["memagent"]`, and "usage". What the model
     can do better (an empty question, one that is too long, an unknown name) is a `ToolException`, which it gets to see as the tool's message;
-    any other error is raised. The tokens of the answer are not streamed as the agent's.
+    any other error is raised. Its calls carry the tag "nostream", so that the stream mode "messages" shows the agent's own tokens only.
 
     Raises:
         UsageError: there is not one of `context` and `documents`, or they can be read only once.
@@ -65,10 +64,8 @@ class MemAgentTool(BaseTool):
         context = self._context(document)
         try:
             message = self.reader.invoke({"question": question, "context": context}, child)
-        except UsageError as error:
-            if self._question_is_bad(question, child):
-                raise ToolException(str(error)) from error
-            raise
+        except QuestionError as error:
+            raise ToolException(str(error)) from error
         return _content_and_artifact(message, document)
 
     async def _arun(
@@ -78,10 +75,8 @@ class MemAgentTool(BaseTool):
         context = self._context(document)
         try:
             message = await self.reader.ainvoke({"question": question, "context": context}, child)
-        except UsageError as error:
-            if await asyncio.to_thread(self._question_is_bad, question, child):
-                raise ToolException(str(error)) from error
-            raise
+        except QuestionError as error:
+            raise ToolException(str(error)) from error
         return _content_and_artifact(message, document)
 
     def _context(self, document: str | None) -> Any:
@@ -90,11 +85,6 @@ class MemAgentTool(BaseTool):
         if document not in self.documents:
             raise ToolException(f"there is no document {document!r}; there are: {', '.join(self.documents)}")
         return self.documents[document]
-
-    def _question_is_bad(self, question: str, config: RunnableConfig) -> bool:
-        """Whether it is the question that the reader would not take."""
-        reader = self.reader.under(config)
-        return not question.strip() or reader.count(question) > reader.budgets.question_tokens
 
 
 def _named(context: Any, documents: Any) -> dict[str, Any] | None:

@@ -17,15 +17,24 @@ from memagent_integrations.llama_index.memory import MemAgentMemoryBlock
 from memagent_integrations.llama_index.query_engine import MemAgentQueryEngine
 from memagent_integrations.llama_index.record import MemAgentAnswerEnd, MemAgentStep
 from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer
-from memagent_integrations.llama_index.workflow import MemAgentReview, MemAgentReviewed, MemAgentStepEvent, MemAgentWorkflow
+from memagent_integrations.llama_index.workflow import (
+    MemAgentAnswer,
+    MemAgentReview,
+    MemAgentReviewed,
+    MemAgentStart,
+    MemAgentStepEvent,
+    MemAgentWorkflow,
+)
 
 __all__ = [
     "LLMBackend",
+    "MemAgentAnswer",
     "MemAgentAnswerEnd",
     "MemAgentMemoryBlock",
     "MemAgentQueryEngine",
     "MemAgentReview",
     "MemAgentReviewed",
+    "MemAgentStart",
     "MemAgentStep",
     "MemAgentStepEvent",
     "MemAgentSynthesizer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing, closing, contextmanager
 from functools import cached_property
@@ -77,7 +78,7 @@ class LLMBackend(Backend):
     @property
     def identity(self) -> dict[str, Any]:
         """A digest of the LLM's settings as LlamaIndex serialises them."""
-        return {"settings": digest(self.llm.to_json(sort_keys=True))}
+        return {"settings": digest(json.dumps(self.llm.to_dict(), sort_keys=True, default=lambda value: type(value).__name__))}
 
     @property
     def window(self) -> int | None:  # type: ignore[override]

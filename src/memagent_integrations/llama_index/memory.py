@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import Any, Unpack
 
 from llama_index.core.llms import ChatMessage
@@ -11,16 +12,14 @@ from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.utils import get_tokenizer
 from pydantic import Field, PrivateAttr
 
+from memagent_integrations.conversation import QUESTION, transcript
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, one_of, reader_over
+from memagent_integrations.prompts import harmless
 from memagent_integrations.reader import Reader
-from memagent_integrations.records import Chunk
+from memagent_integrations.records import Step
 from memagent_integrations.tokens import Counter, cut
 
-QUESTION = (
-    "What has to be remembered of this conversation to carry it on: who the user is and what they want, facts, names, numbers and dates that were "
-    "told or found out, decisions, promises, and what is still open? Later words outweigh earlier ones."
-)
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +42,8 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
         settings: as in `Reader`, without `journal`.
 
     `model_dump` holds the memory and what is pending, not the model: `MemAgentMemoryBlock(llm, **dumped)` goes on. A failed fold loses
-    nothing: the messages stay in `pending` and are folded with the next ones. An error that may pass by itself is logged; others are raised.
+    nothing: the messages stay in `pending` and are folded with the next ones. An error that may pass by itself is logged; others are raised. A
+    section that the server's content filter withholds would be withheld again: it is passed over, with a warning in the log.
 
     Raises:
         UsageError: a setting is wrong; when messages are put, also what `Reader.read` raises.
@@ -55,6 +55,8 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
     pending: str = ""
     reader: Reader = Field(exclude=True, repr=False)
     _lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = PrivateAttr(default=None)
+    _changing: threading.Lock = PrivateAttr(default_factory=threading.Lock)  # held for changes of memory and pending, and never for long
+    _folding: bool = PrivateAttr(default=False)
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
     ) -> None:
         if settings.get("journal") is not None:
             raise UsageError("a conversation is not recorded in a journal; keep the block's model_dump")
-        if not question.strip():
+        if not isinstance(question, str) or not question.strip():
             raise UsageError("the question is empty")
         fields: dict[str, Any] = {"question": question, "name": name, "description": description, "priority": priority}
         fields |= {"accept_short_term_memory": accept_short_term_memory, "memory": memory, "pending": pending}
@@ -81,40 +83,62 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
         super().__init__(**fields)
 
     async def afold(self) -> None:
-        """Fold what is pending into the memory, one fold at a time.
+        """Fold what is pending into the memory. What another thread is folding by now, it folds to the end, with all that came after.
 
         Raises:
             MemAgentError: the model failed, or does not fit; what was not folded is still pending.
         """
         async with self._turn():
-            while self.pending.strip():
-                chunks = await asyncio.to_thread(list, self.reader.chunks(self.pending))
-                if not await self._fold(chunks, self.pending):
-                    return
-            self.pending = ""
+            if not self._begin():
+                return
+            try:
+                while text := self._next():
+                    await self._fold(text)
+            except BaseException:
+                self._folding = False
+                raise
 
-    async def _fold(self, chunks: list[Chunk], text: str) -> bool:
-        """Fold these chunks of the text, with which `pending` begins. False: the last of them is to be tried again, with more text."""
-        read = 0
-        for chunk in chunks:
-            memory = self.memory
-            reading = await self.reader.amemorize(self.question, chunk, memory=memory)
-            if self.memory != memory or not self.pending.startswith(text[read:]):
-                return True  # somebody set the memory meanwhile: fold into that one
-            if reading.steps[-1].outcome == "kept":
-                _log.warning("the model's reply is no memory; the one of %s stays", self.name)
-                if chunk is chunks[-1]:
-                    return False
-            self.memory, self.pending = reading.memory, self.pending[chunk.span.end - read :]
-            read = chunk.span.end
-        return True
+    async def _fold(self, text: str) -> None:
+        """Fold this text, with which `pending` begins; left early when somebody set the memory meanwhile, to fold into that one."""
+        memory, read = self.memory, 0
+
+        def taken(step: Step) -> None:
+            nonlocal memory, read
+            end = step.span.end if step.span else read
+            with self._changing:
+                if self.memory != memory or not self.pending.startswith(text[read:]):
+                    raise _ChangedMeanwhile
+                self.memory, self.pending = step.memory, self.pending[end - read :]
+            if step.outcome == "kept":
+                _log.warning("the server's content filter withheld the memory of %s; what it left out is lost", self.name)
+            memory, read = step.memory, end
+
+        try:
+            await self.reader.amemorize(self.question, text, memory=memory, strict=True, progress=taken)
+        except _ChangedMeanwhile:
+            return
+
+    def _begin(self) -> bool:
+        """Whether it is ours to fold, and nobody is at it."""
+        with self._changing:
+            mine, self._folding = not self._folding, True
+            return mine
+
+    def _next(self) -> str:
+        """The text to fold; without any the folding has ended."""
+        with self._changing:
+            if not self.pending.strip():
+                self.pending, self._folding = "", False
+            return self.pending
 
     async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
-        """The memory."""
-        return self.memory
+        """The memory, unable to close the tags that LlamaIndex puts it between."""
+        return harmless(self.memory, ("memory", self.name))
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
-        self.pending += "".join(map(_told, messages))  # before anything is awaited: a put that is cancelled loses nothing
+        told = transcript((message.role.value, said) for message in messages if (said := _said(message)))
+        with self._changing:
+            self.pending += told  # before anything is awaited: a put that is cancelled loses nothing
         try:
             await self.afold()
         except BackendError as error:
@@ -138,16 +162,30 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
         return self._lock[1]
 
 
-def _told(message: ChatMessage) -> str:
-    """A message as it is read: who said what. Thinking is left out, a picture is named."""
-    parts = [_part(block) for block in message.blocks if block.block_type not in ("thinking", "cache")]
-    text = "\n".join(part for part in parts if part.strip())
-    return f"{message.role.value}: {text}\n\n" if text else ""
+class _ChangedMeanwhile(Exception):
+    """The memory that is being folded into is no longer the block's."""
+
+
+def _said(message: ChatMessage) -> str:
+    """What a message says. Thinking is left out, a picture is named."""
+    parts = [part for block in message.blocks if (part := _part(block))]
+    parts += [f"[calls {call}]" for call in message.additional_kwargs.get("tool_calls") or ()]
+    return "\n".join(parts)
 
 
 def _part(block: Any) -> str:
-    if block.block_type == "text":
-        return str(block.text)
-    if block.block_type == "tool_call":
-        return f"[calls {block.tool_name} with {block.tool_kwargs}]"
-    return f"[{block.block_type}]"
+    match block.block_type:
+        case "thinking" | "cache":
+            return ""
+        case "text":
+            return str(block.text)
+        case "tool_call":
+            return f"[calls {block.tool_name} with {block.tool_kwargs}]"
+        case "citable":
+            return "\n".join([f"[{block.title or block.block_type}]", *map(_part, block.content)])
+        case "citation":
+            return "\n".join([f"[{block.title or block.block_type}]", _part(block.cited_content)])
+        case "document" if block.data and (block.document_mimetype or "").startswith("text/"):
+            return "\n".join([f"[{block.title or block.block_type}]", block.resolve_document().read().decode("utf-8", "replace")])
+        case kind:
+            return f"[{kind}]"

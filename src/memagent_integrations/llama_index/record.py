@@ -15,8 +15,7 @@ from llama_index.core.schema import BaseNode, NodeRelationship, NodeWithScore, R
 from llama_index_instrumentation import get_dispatcher
 
 from memagent_integrations.documents import loaded, node_place
-from memagent_integrations.loop import Event
-from memagent_integrations.records import NO_USAGE, Reading, Source, Step
+from memagent_integrations.records import NO_USAGE, Event, Reading, Source, Step
 
 dispatcher = get_dispatcher(__name__)
 
@@ -60,7 +59,7 @@ class Record:
             return self._awatch(nodes)
         if isinstance(nodes, (str, bytes, bytearray, Mapping)) or not (isinstance(nodes, Iterable) or hasattr(nodes, "lazy_load_data")):
             return nodes
-        noted = map(self._note, items_of(nodes))
+        noted = self._watch(nodes)
         return list(noted) if isinstance(nodes, Sequence) else noted
 
     def step(self, step: Step) -> None:
@@ -138,6 +137,9 @@ class Record:
             score = item.score if isinstance(item, NodeWithScore) else None
             self._seen.setdefault(document_id, []).append((start, end, NodeWithScore(node=kept, score=score)))
         return item
+
+    def _watch(self, nodes: Any) -> Iterator[Any]:  # a reader loads with the first node: async readings take it in a thread
+        yield from map(self._note, items_of(nodes))
 
     async def _awatch(self, nodes: AsyncIterable[Any]) -> AsyncIterator[Any]:
         async for node in nodes:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -100,14 +98,18 @@ class MemAgentSynthesizer(BaseSynthesizer):
     ) -> None:
         # The base class would set llm.callback_manager on the caller's object, and ask Settings for an LLM: it is left out.
         chosen = one_of(llm, model)
-        if streaming and isinstance(chosen, StructuredLLM):
-            raise UsageError("a structured answer cannot be streamed; pass streaming=False")
-        self._llm: Any = chosen
+        if streaming:
+            _check_streams(chosen)
         self._streaming, self._include_text = streaming, include_text
         self._output_cls, self._multimodal = None, False
         self._empty_response = empty_response or "Empty Response"
         self._callback_manager = callback_manager or Settings.callback_manager
         self.reader = reader_over(chosen, tokenizer, callback_manager, **settings)
+
+    @property
+    def _llm(self) -> Any:  # type: ignore[override]  # the base class asks it whether answers are objects
+        backend = self.reader.backend
+        return backend.llm if isinstance(backend, LLMBackend) else None
 
     @property
     def callback_manager(self) -> CallbackManager:
@@ -125,27 +127,17 @@ class MemAgentSynthesizer(BaseSynthesizer):
         unknown = [name for name in prompts if name not in ("memory", "answer")]
         if unknown:
             raise UsageError(f"there is no prompt {unknown[0]!r}; the prompts are memory and answer")
-        old = self.reader.prompts
-        update = _template(prompts["memory"]) if "memory" in prompts else old.update
-        answer = _template(prompts["answer"]) if "answer" in prompts else old.answer
-        no_change = old.no_change if old.no_change and old.no_change in update else None
-        self.reader = copy(self.reader)  # readings under way go on with the prompts they began with
-        self.reader.prompts = replace(
-            old,
-            update=update,
-            answer=answer,
-            name="custom",
-            no_change=no_change,
-            answer_format="boxed" if "\\boxed" in answer else "text",
-        )
+        new = {name: _template(prompts[name]) for name in prompts}
+        # readings under way go on with the prompts they began with
+        self.reader = self.reader.changed(prompts=self.reader.prompts.changed(update=new.get("memory"), answer=new.get("answer")))
 
     def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
         """The answer, or its pieces when streaming. `response_kwargs`, variables of other synthesizers' templates, have no use here."""
-        return self._read(query_str, (TextNode(text=text) for text in text_chunks), self._record())
+        return self._read(query_str, _nodes(text_chunks), self._record())
 
     async def aget_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
         """`get_response`, async."""
-        return await self._aread(query_str, (TextNode(text=text) for text in text_chunks), self._record())
+        return await self._aread(query_str, _nodes(text_chunks), self._record())
 
     def synthesize(
         self, query: QueryType, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None, **response_kwargs: Any
@@ -190,6 +182,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
     def _read(self, question: str, document: Any, record: Record) -> RESPONSE_TEXT_TYPE:
         if not self._streaming:
             return record.end(self.reader.read(question, document, progress=record.step))
+        _check_streams(self._llm)
         texts = record.texts(self.reader.stream(question, document))
         first = next(texts, "")  # the memory updates are made here, in the span of the caller
         return _resumed(first, texts)
@@ -197,6 +190,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
     async def _aread(self, question: str, document: Any, record: Record) -> RESPONSE_TEXT_TYPE:
         if not self._streaming:
             return record.end(await self.reader.aread(question, document, progress=record.step))
+        _check_streams(self._llm)
         texts = record.atexts(self.reader.astream(question, document))
         first = await anext(texts, "")
         return _aresumed(first, texts)
@@ -205,6 +199,15 @@ class MemAgentSynthesizer(BaseSynthesizer):
         response = self._prepare_response_output(answer, [*record.source_nodes(), *(additional or ())])
         response.metadata = {**(response.metadata or {}), "memagent": record.summary}
         return response
+
+
+def _nodes(texts: Sequence[str]) -> list[TextNode]:
+    return [TextNode(text=text) for text in ([texts] if isinstance(texts, str) else texts)]
+
+
+def _check_streams(llm: Any) -> None:
+    if isinstance(llm, StructuredLLM):
+        raise UsageError("a structured answer cannot be streamed; pass streaming=False")
 
 
 def _resumed(first: str, texts: Iterator[str]) -> Generator[str, None, None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Unpack
@@ -12,14 +12,15 @@ from weakref import WeakKeyDictionary
 from llama_index.core.workflow import Context, Event, HumanResponseEvent, InputRequiredEvent, StartEvent, StopEvent, Workflow, step
 from pydantic import BaseModel, BeforeValidator, Field
 
-from memagent_integrations.chunking import running_digest
-from memagent_integrations.documents import is_async
 from memagent_integrations.errors import UsageError
 from memagent_integrations.llama_index.record import Record
 from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, one_of, reader_over
+from memagent_integrations.place import Place
 from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage
 from memagent_integrations.settings import check_int, given
 from memagent_integrations.tokens import Counter
+
+_REFERENCE = 10_000  # characters that a reference may have; a document in the context would be written with it
 
 
 class MemAgentStart(StartEvent):
@@ -146,9 +147,13 @@ class MemAgentWorkflow(Workflow):
         if settings.get("journal") is not None:
             raise UsageError("a workflow is not recorded in a journal; keep the context's to_dict()")
         check_int(**given(ask_every=ask_every))
+        if not callable(load):
+            raise UsageError(f"load has to be a function that takes the reference and gives the document, not {type(load).__name__}")
+        if (limits := settings.get("limits")) and limits.run_timeout:
+            raise UsageError("run_timeout bounds a reading in one call; bound a workflow with its timeout, and a call with call_timeout")
         self.reader = reader_over(one_of(llm, model), tokenizer, **settings)
         self._load, self._ask_every = load, ask_every
-        self._places: WeakKeyDictionary[object, _Place] = WeakKeyDictionary()  # by the store of a run
+        self._runs: WeakKeyDictionary[object, _Run] = WeakKeyDictionary()  # by their stores
         super().__init__(timeout=timeout, verbose=verbose, num_concurrent_runs=num_concurrent_runs)
 
     @step
@@ -158,6 +163,8 @@ class MemAgentWorkflow(Workflow):
             asked = ev.question or state.question, ev.document or state.document
             if not all(asked):
                 raise UsageError("run needs a question and a document, or the context of a reading to go on with")
+            if len(asked[1]) > _REFERENCE:
+                raise UsageError("document has to be a small reference (a file's name, an id), for which `load` gives the text")
             if asked != (state.question, state.document) or state.answer is not None:
                 fresh = MemAgentState(question=asked[0], document=asked[1])
                 for name in MemAgentState.model_fields:
@@ -170,23 +177,29 @@ class MemAgentWorkflow(Workflow):
         state = await ctx.store.get_state()
         if ev.index != state.read:
             return self._after(ctx, state)
-        chunk = await asyncio.to_thread(self._place(ctx).take, self, state)
-        if chunk is None:
+        run = self._run(ctx)
+        place = await asyncio.to_thread(run.at, lambda: self.reader.place(lambda: self._load(state.document), state.read, state.digest))
+        if place.number and not place.more:
             return MemAgentRead()
-        reading = await self.reader.amemorize(state.question, chunk, memory=state.memory)
+        run.place = None  # to be found anew if this fails
+        chunk = place.chunk
+        reading = await self.reader.amemorize(state.question, chunk, memory=state.memory, first=state.read)
+        await asyncio.to_thread(place.advance)
+        run.place = place
         record = self._recorded(reading.steps[-1])
         async with ctx.store.edit_state() as state:
-            state.memory, state.digest = reading.memory, running_digest(state.digest, chunk)
-            state.read += 1
-            state.waiting = bool(self._ask_every) and state.read % (self._ask_every or 1) == 0
+            state.memory, state.read, state.digest = reading.memory, place.number, place.digest
+            state.waiting = bool(self._ask_every and state.read % self._ask_every == 0)
             state.add(record)
         _tell(ctx, state, chunk)
         return self._after(ctx, state)
 
     @step(num_workers=1)
-    async def reviewed(self, ctx: Context[MemAgentState], ev: MemAgentReviewed) -> MemAgentNext | MemAgentReview | None:
-        """Go on from what a person answered. An answer that nobody waits for is left aside."""
+    async def reviewed(self, ctx: Context[MemAgentState], ev: MemAgentReviewed | HumanResponseEvent) -> MemAgentNext | MemAgentReview | None:
+        """Go on from what a person answered. An answer that nobody waits for is left aside, one that cannot be taken is asked for anew."""
         state = await ctx.store.get_state()
+        if not isinstance(ev, MemAgentReviewed) or (ev.number or 0) > state.read:
+            return _review(state, f"answer with MemAgentReviewed, for chunk {state.read}") if state.waiting else None
         if ev.number not in (None, state.read):
             return None
         if state.waiting and ev.memory is not None:
@@ -203,10 +216,8 @@ class MemAgentWorkflow(Workflow):
     async def answer(self, ctx: Context[MemAgentState], ev: MemAgentRead) -> MemAgentAnswer:
         """Answer from the memory."""
         state = await ctx.store.get_state()
-        if not state.read:
-            raise UsageError("the document is empty: there is no text to read")
         if state.answer is None:
-            reading = await self.reader.aanswer(state.question, state.memory)
+            reading = await self.reader.aanswer(state.question, state.memory, first=state.read)
             record = self._recorded(reading.steps[-1])
             async with ctx.store.edit_state() as state:
                 state.answer = reading.answer
@@ -216,29 +227,22 @@ class MemAgentWorkflow(Workflow):
         return MemAgentAnswer(answer=state.answer or "", memory=state.memory, model=model, steps=state.steps, usage=state.usage)
 
     def _after(self, ctx: Context[MemAgentState], state: MemAgentState) -> MemAgentNext | MemAgentReview | None:
-        return _review(state) if state.waiting else self._place(ctx).issue(MemAgentNext(index=state.read))
+        return _review(state) if state.waiting else self._run(ctx).issue(MemAgentNext(index=state.read))
 
     def _recorded(self, made: Step) -> Record:
         record = Record(self.reader.backend.name, include_text=False)
         record.step(made)
         return record
 
-    def _place(self, ctx: Context[MemAgentState]) -> _Place:
-        return self._places.setdefault(ctx.store, _Place())
-
-    def chunks(self, reference: str) -> Iterator[Chunk]:
-        """The chunks of the document that a reference stands for."""
-        document = self._load(reference)
-        if is_async(document):
-            raise UsageError("a workflow reads what can be read again at any time; give load a document that is not an async iterator")
-        return self.reader.chunks(document)
+    def _run(self, ctx: Context[MemAgentState]) -> _Run:
+        return self._runs.setdefault(ctx.store, _Run())
 
 
-class _Place:
-    """Where a run stands in its document, in this process."""
+class _Run:
+    """What a run has in this process: its place in the document, and the chunk that was last asked for."""
 
     def __init__(self) -> None:
-        self._chunks: Iterator[Chunk] | None = None
+        self.place: Place | None = None
         self._issued = -1
 
     def issue(self, event: MemAgentNext) -> MemAgentNext | None:
@@ -248,16 +252,9 @@ class _Place:
         self._issued = event.index
         return event
 
-    def take(self, workflow: MemAgentWorkflow, state: MemAgentState) -> Chunk | None:
-        """The next chunk, or None at the end."""
-        if self._chunks is None:
-            self._chunks = workflow.chunks(state.document)
-            digest = ""
-            for _, chunk in zip(range(state.read), self._chunks, strict=False):
-                digest = running_digest(digest, chunk)
-            if digest != state.digest:
-                raise UsageError("this document, or how it is cut into chunks, is not that of the context; go on with what the reading began with")
-        return next(self._chunks, None)
+    def at(self, find: Callable[[], Place]) -> Place:
+        """The place, found if need be."""
+        return self.place or find()
 
 
 def _review(state: MemAgentState, problem: str = "") -> MemAgentReview:

@@ -486,3 +486,16 @@ def test_with_a_journal_a_reading_goes_on_where_its_time_was_up(tmp_path: Any, s
 def test_limits_that_are_none(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         Limits(**wrong)
+
+
+async def test_a_client_whose_own_time_limit_comes_first_tells_whose_limit_it_was() -> None:
+    def script(prompt: Prompt) -> str:
+        assert prompt.deadline
+        threading.Event().wait(prompt.deadline - time.monotonic() - 0.02)
+        raise BackendError("the client timed out", retryable=True)
+
+    reader = Reader(ScriptedBackend(script), limits=Limits(run_timeout=0.3, max_retries=0), **SIZES)
+    with pytest.raises(BackendError, match=r"took more than its 0.3 s \(run_timeout\)"):
+        reader.read(QUESTION, DOCUMENT)
+    with pytest.raises(BackendError, match=r"took more than its 0.3 s \(run_timeout\)"):
+        await reader.aread(QUESTION, DOCUMENT)

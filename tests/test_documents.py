@@ -254,3 +254,13 @@ def test_an_object_with_fields_is_no_document() -> None:
 
     with pytest.raises(UsageError, match="Page is not a document; pass the text in it"):
         list(pieces(Page(title="t", body="b")))
+
+
+def test_a_name_of_a_file_that_is_given_as_text_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "lease.txt"
+    path.write_text("The rent is 1,200.")
+    assert [piece.text for piece in pieces(str(path))] == [str(path)]
+    assert "is also the name of a file; pass Path(" in caplog.text
+    caplog.clear()
+    assert [piece.text for piece in pieces("lease\0.txt")] == ["lease\0.txt"]
+    assert not caplog.records

@@ -646,3 +646,17 @@ async def test_a_reading_has_a_name_in_the_journal(how: str, tmp_path: Path) -> 
         assert [run.name for run in journal.runs()] == ["lease"]
     assert [spec.id for spec in subject.config_specs] == ["memagent_run"]
     assert MemAgentReader(ScriptedBackend([]), **SMALL).config_specs == []
+
+
+def test_a_setting_that_there_is_not_names_the_one_that_was_meant() -> None:
+    for wrong, meant in [("chunk_size", "chunk_tokens"), ("memory_token", "memory_tokens"), ("max_tokens", "output_tokens")]:
+        with pytest.raises(UsageError, match=f"there is no setting '{wrong}'; did you mean {meant}"):
+            MemAgentReader("smollm2", **{wrong: 3})
+
+
+def test_a_named_backend_gets_its_options(server: Server) -> None:
+    options = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "temperature": 0.5}
+    assert MemAgentReader("openai:local", backend_options=options, **SMALL).invoke(INPUT).text == ANSWER
+    assert all(body["temperature"] == 0.5 for body in server.bodies())
+    with pytest.raises(UsageError, match="give a LangChain model its own"):
+        reader(backend_options=options).invoke(INPUT)

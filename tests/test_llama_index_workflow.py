@@ -326,3 +326,24 @@ async def test_a_document_is_no_reference() -> None:
     with pytest.raises(UsageError, match="document has to be a small reference") as caught:
         await Model().workflow().run(question=QUESTION, document=TEXT * 100)
     assert TEXT not in str(caught.value)
+
+
+async def test_an_open_review_is_shown_again_where_its_context_goes_on() -> None:
+    model = Model()
+    workflow = model.workflow(ask_every=2)
+    handler = workflow.run(question=QUESTION, document="log")
+    *_, first = await events_until(handler, lambda event: isinstance(event, MemAgentReview))
+    resumed = workflow.run(ctx=again(workflow, handler.ctx))
+    *_, shown = await events_until(resumed, lambda event: isinstance(event, MemAgentReview))
+    assert (shown.number, shown.memory) == (first.number, first.memory) == (2, first.memory)
+    resumed.ctx.send_event(MemAgentReviewed(memory="It never rained."))
+    await events_until(resumed, lambda event: isinstance(event, MemAgentReview))
+    assert memory_in(model.calls[2]) == "It never rained."
+    await handler.cancel_run()
+    await resumed.cancel_run()
+
+
+def test_a_setting_that_there_is_not_names_the_one_that_was_meant() -> None:
+    for wrong, meant in [("chunk_size", "chunk_tokens"), ("memory_token", "memory_tokens"), ("max_tokens", "output_tokens")]:
+        with pytest.raises(UsageError, match=f"there is no setting '{wrong}'; did you mean {meant}"):
+            Model().workflow(**{wrong: 3})

@@ -246,7 +246,7 @@ print(hashlib.sha256(models.pull("tiny").read_bytes()).hexdigest())
 
 
 def test_processes_that_pull_at_once_fetch_it_once(server: Loopback) -> None:
-    record = repr({name: getattr(MODEL, name) for name in MODEL.__dataclass_fields__})
+    record = repr({name: getattr(MODEL, name) for name in MODEL.__dataclass_fields__ if name != "budgets"})
     running = [subprocess.Popen([sys.executable, "-c", PULL, record], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate(timeout=120)[0].strip() for process in running] == [MODEL.sha256] * 3
     assert downloads(server) == [None]

@@ -828,3 +828,10 @@ def test_a_changed_reader_shares_what_its_calls_need() -> None:
         first.changed(layout="memory-first", prompts=PromptSet.default())
     with pytest.raises(UsageError, match="window"):
         first.changed(window=0)
+
+
+def test_an_embedded_model_brings_budgets_that_suit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memagent_integrations.reader.load_backend", lambda name, **options: ScriptedBackend(notes))
+    assert Reader("smollm2").budgets == Budgets(memory_tokens=256, output_tokens=256)
+    assert Reader("smollm2", memory_tokens=500).budgets.memory_tokens == 500
+    assert Reader("openai:x").budgets == Budgets()

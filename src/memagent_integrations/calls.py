@@ -24,6 +24,7 @@ from memagent_integrations.settings import check_int, check_number, given
 from memagent_integrations.telemetry import under
 
 _MOST_WAIT = 60.0  # a server that asks for a longer pause is not asked again
+_ALMOST = 0.05  # seconds by which a client's own time limit, which is the same, may come before ours
 _BURST = 10  # retries that can be had at once
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=8)
 _T = TypeVar("_T")
@@ -254,7 +255,12 @@ class Calls:
             threading.Thread(target=run, name="memagent call", daemon=True).start()
         if left <= 0 or (wait([outcome], left).not_done and outcome.cancel()):
             raise self._too_late(prompt)
-        return outcome.result()
+        try:
+            return outcome.result()
+        except BackendError as error:
+            if error.retryable and time.monotonic() >= deadline - _ALMOST:
+                raise self._too_late(prompt) from error
+            raise
 
     @asynccontextmanager
     async def _awaited(self, prompt: Prompt, deadline: float) -> AsyncGenerator[None]:
@@ -268,9 +274,13 @@ class Calls:
             if time_left.expired():
                 raise self._too_late(prompt) from error
             raise
+        except BackendError as error:
+            if error.retryable and time.monotonic() >= deadline - _ALMOST:
+                raise self._too_late(prompt) from error
+            raise
 
     def _too_late(self, prompt: Prompt) -> CallTimeout:
-        if prompt.deadline and time.monotonic() >= prompt.deadline:
+        if prompt.deadline and time.monotonic() >= prompt.deadline - _ALMOST:
             return RunTimeout(f"the reading took more than its {self.limits.run_timeout:g} s (run_timeout); with a journal, read again to resume")
         return CallTimeout(f"the model gave no reply within {self.limits.call_timeout:g} s (call_timeout)")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import logging
 import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ SEPARATOR = "\n\n"
 
 Item = TypeVar("Item")
 
+_log = logging.getLogger(__name__)
+_LONGEST_NAME = 255
 _BLOCK = 1 << 18  # bytes of a file read at a time
 _MARKS = (  # that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -185,6 +188,8 @@ class _Joiner:
 def _flatten(document: Any) -> Iterator[Any]:
     """Strings, paths and single documents, in order."""
     if isinstance(document, (str, Path)) or _is_document(document):
+        if isinstance(document, str) and _names_a_file(document):
+            _log.warning("the text %r is read as it is, but it is also the name of a file; pass Path(%r) to read that", document, document)
         yield document
     elif isinstance(document, (bytes, bytearray)):
         raise UsageError("the document is bytes; decode it to str first, with the encoding it was written in")
@@ -221,6 +226,13 @@ def loaded(loader: Any) -> Iterable[Any] | None:
     except NotImplementedError:  # the lazy method of LlamaIndex's readers, where one does not fill it
         items = loader.load_data()
     return items
+
+
+def _names_a_file(text: str) -> bool:
+    try:
+        return 0 < len(text) <= _LONGEST_NAME and text.isprintable() and Path(text).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _guarded(items: Iterator[Piece]) -> Iterator[Piece]:

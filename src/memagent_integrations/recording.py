@@ -174,8 +174,8 @@ class _Recording:
             changes = list(_changes(_compared(json.loads(row[0])), json.loads(json.dumps(_compared(self._settings))))) if row and row[1] else []
         if changes:
             raise JournalMismatch(
-                f"run {run} was begun with other settings: {'; '.join(changes)}. Use those again, or read under another name (run=..., --run). "
-                "Nothing in the journal was changed"
+                f"run {run} was begun with other settings: {'; '.join(changes)}. Use those again, or read under another name "
+                "(run=, --run, memagent_run). Nothing in the journal was changed"
             )
         return row is not None
 
@@ -222,8 +222,8 @@ def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _mismatch(run: str, prompt: Prompt) -> JournalMismatch:
     return JournalMismatch(
         f"the document is not the one that run {run} read: step {prompt.index} has another text now (or another tokenizer cuts it, or another "
-        "version of this package). Give the document as it was, or read this one under another name (run=..., --run). Nothing in the journal was "
-        "changed"
+        "version of this package). Give the document as it was, or read this one under another name (run=, --run, memagent_run). Nothing in the "
+        "journal was changed"
     )
 
 

@@ -171,7 +171,8 @@ class Step:
         """The step in a notebook: the memory, and what changed in it."""
         if self.phase == "answer":
             return f"<p><b>{escape(self.reply.text)}</b></p>"
-        return f"<p>step {self.index}: memory {self.outcome}</p>{trace.marked(self)}"
+        chunk = self.span.index + 1 if self.span else self.index
+        return f"<p>chunk {chunk}: memory {self.outcome}</p>{trace.marked(self)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ def load_backend(spec: str, **options: Any) -> Backend:
     if kind in _KINDS and name:
         return _make(kind, name, options)
     known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *models.EMBEDDED])
-    raise UsageError(f"unknown model {spec!r}; use one of {known}")
+    raise UsageError(f"unknown model {spec!r}; use one of {known}, or in MemAgentReader provider:NAME of LangChain's init_chat_model")
 
 
 def _make(kind: str, model: Any, options: dict[str, Any]) -> Backend:

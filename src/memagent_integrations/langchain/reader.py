@@ -33,6 +33,7 @@ from memagent_integrations.langchain.once import Once
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout, Reading, Step
+from memagent_integrations.settings import check_names, given
 from memagent_integrations.tokens import Counter
 
 _BUDGETS = tuple(field.name for field in fields(Budgets))
@@ -74,7 +75,8 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
     With a `journal`, the config `{"configurable": {"memagent_run": NAME}}` names the reading in it.
 
-    `tokenizer` counts the tokens (see `ChatModelBackend`); the other settings are those of `Reader`. `trace_inputs="full"` lets traces hold
+    `tokenizer` counts the tokens (see `ChatModelBackend`), `backend_options` are more arguments of a named backend (`base_url`, `temperature`, ...);
+    the other settings are those of `Reader`. `trace_inputs="full"` lets traces hold
     the document; by default they say only how long it is.
 
     The answer is an `AIMessage`: `usage_metadata` sums all calls (None where a server did not tell), `response_metadata["memagent"]` says how
@@ -100,10 +102,12 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     window: int | None = None
     journal: Annotated[Journal | str | None, PlainValidator(_journal_checked)] = None
     limits: Limits | None = None
+    backend_options: dict[str, Any] | None = None
     trace_inputs: Literal["elided", "full"] = "elided"
     loaded: Once = Field(default_factory=Once, exclude=True, repr=False)  # a field, so that `configurable_fields` hands it on
 
     def __init__(self, model: LanguageModelLike | Backend | str, **settings: Any) -> None:
+        check_names(settings, type(self).model_fields)
         try:
             super().__init__(model=model, **settings)  # type: ignore[call-arg]
         except ValidationError as error:
@@ -233,13 +237,15 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         if isinstance(model, str) and ":" in model and model.partition(":")[0] not in KINDS:
             model = _chat_model(model)
         if isinstance(model, Runnable):
+            if self.backend_options:
+                raise UsageError("backend_options are for a model that this package makes by its name; give a LangChain model its own")
             return Reader(ChatModelBackend(model, tokenizer=self.tokenizer), journal=self.journal, limits=self.limits)
-        options = None if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        options = {**(self.backend_options or {}), **given(tokenizer=self.tokenizer)}
         return Reader(model, journal=self.journal, limits=self.limits, backend_options=options)
 
     def under(self, config: RunnableConfig) -> Reader:
         """A reader with these settings, over the loaded model; its own prompts and budgets (a policy's) hold where none are set."""
-        own: Reader = self.loaded.get((self.model, self.tokenizer, self.journal, self.limits), self._load)
+        own: Reader = self.loaded.get((self.model, self.tokenizer, self.journal, self.limits, self.backend_options), self._load)
         backend = own.backend.under(config) if isinstance(own.backend, ChatModelBackend) else None
         return own.changed(backend=backend, **self._settings)
 

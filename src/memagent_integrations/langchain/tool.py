@@ -92,7 +92,7 @@ def _named(context: Any, documents: Any) -> dict[str, Any] | None:
     if (context is None) == (documents is None):
         raise UsageError("pass one of context (the document) and documents (several, by name)")
     if documents is not None and not (isinstance(documents, Mapping) and documents and all(isinstance(name, str) for name in documents)):
-        raise UsageError("documents has to be a dict with at least one document, by name: {'minutes': Path('minutes.txt')}")
+        raise UsageError("documents has to be a dict with at least one document, by name: {'minutes': Path('minutes.txt')}; one alone is context=")
     named = None if documents is None else dict(documents)
     if any(is_one_shot(document) for document in ([context] if named is None else named.values())):
         raise UsageError("an iterator is used up by the first question; give the tool a document that can be read again (str, Path, list, loader)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -30,6 +30,7 @@ from memagent_integrations.llama_index.record import Record
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Layout
+from memagent_integrations.settings import check_names
 from memagent_integrations.tokens import Counter
 
 dispatcher = get_dispatcher(__name__)
@@ -50,6 +51,7 @@ class ReaderSettings(TypedDict, total=False):
     window: int | None
     journal: Journal | str | Path | None
     limits: Limits | None
+    backend_options: Mapping[str, Any] | None
 
 
 class SynthesizerSettings(ReaderSettings, total=False):
@@ -233,6 +235,7 @@ def reader_over(
     model: Model, tokenizer: str | Counter | None = None, callback_manager: CallbackManager | None = None, **settings: Unpack[ReaderSettings]
 ) -> Reader:
     """A reader over a LlamaIndex LLM, a `Backend`, or the name of one."""
+    check_names(settings, ReaderSettings.__annotations__)
     if not isinstance(model, (str, Backend)):
         return Reader(LLMBackend(model, tokenizer=tokenizer, callback_manager=callback_manager), **settings)
     if tokenizer is not None:

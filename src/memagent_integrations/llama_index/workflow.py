@@ -82,6 +82,10 @@ class MemAgentNext(Event):
     index: int
 
 
+class MemAgentResumed(HumanResponseEvent):
+    """Somebody goes on with a run from its context."""
+
+
 class MemAgentRead(Event):
     """All chunks are read."""
 
@@ -124,7 +128,7 @@ class MemAgentWorkflow(Workflow):
 
     `Context.from_dict(workflow, saved)` of a `ctx.to_dict()` from any moment goes on with `run(ctx=context)`, in this workflow or in another
     with the same settings; a call that was finished then is not made again. So does the context of a run that failed. A review that was open
-    stays open: its answer is awaited, and it is not put on the stream again.
+    is put on the stream again.
 
     Raises:
         UsageError: a setting is wrong; from a run: there is nothing to go on with, the document is not that of the context, and what
@@ -155,6 +159,20 @@ class MemAgentWorkflow(Workflow):
         self._load, self._ask_every = load, ask_every
         self._runs: WeakKeyDictionary[object, _Run] = WeakKeyDictionary()  # by their stores
         super().__init__(timeout=timeout, verbose=verbose, num_concurrent_runs=num_concurrent_runs)
+
+    def run(self, ctx: Context[Any] | None = None, start_event: StartEvent | None = None, **kwargs: Any) -> Any:
+        """Begin a reading (`question`, `document`), or go on with that of a context."""
+        going_on = ctx is not None and ctx.is_running
+        handler = super().run(ctx=ctx, start_event=start_event, **kwargs)
+        if going_on and handler.ctx:
+            handler.ctx.send_event(MemAgentResumed())
+        return handler
+
+    @step
+    async def resumed(self, ctx: Context[MemAgentState], ev: MemAgentResumed) -> MemAgentReview | None:
+        """Show the review that was open when the context was kept."""
+        state = await ctx.store.get_state()
+        return _review(state) if state.waiting else None
 
     @step
     async def begin(self, ctx: Context[MemAgentState], ev: MemAgentStart) -> MemAgentNext | MemAgentReview | None:

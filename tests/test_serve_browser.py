@@ -90,6 +90,7 @@ def test_a_run_is_followed_paused_edited_and_gone_on_with(
     assert page.title == "Who has the key?"
     assert page.find_elements(By.CSS_SELECTOR, "img") == []
 
+    page.execute_script("document.getElementById('runs').focus()")  # from now on the list stays as it is
     Select(find(page, "#runs")[0]).select_by_value("first")
     wait(page, lambda: "paused" in text(page, "#state"))
     click(page, "Resume")

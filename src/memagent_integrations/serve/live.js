@@ -6,6 +6,7 @@ if (given) {
   history.replaceState(null, "", location.pathname + location.search);
 }
 let runs = [];
+let listed; // the runs as the picker shows them
 let run = null;
 let editing = false;
 let drafts = {}; // of memories, by their place: looking at another step loses none
@@ -159,7 +160,11 @@ async function list() {
     option.value = each.name;
     return option;
   });
-  if (document.activeElement !== picker) picker.replaceChildren(...options);
+  const told = options.map((option) => option.textContent).join("\n");
+  if (told !== listed && document.activeElement !== picker) {
+    picker.replaceChildren(...options); // not while somebody chooses, and not for nothing
+    listed = told;
+  }
   if (run) picker.value = run.name;
 }
 

@@ -27,6 +27,7 @@ from typer.core import TyperGroup
 from memagent_integrations import __version__, models
 from memagent_integrations.calls import Limits
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, RunPaused, UsageError, why
+from memagent_integrations.evals import eval_app
 from memagent_integrations.progress import PullProgress, ReadingProgress
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -67,6 +68,7 @@ app = typer.Typer(name="memagent", cls=Commands, add_completion=False, rich_mark
 models_app = typer.Typer(help="The embedded models.", rich_markup_mode=None)
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")
+app.add_typer(eval_app, name="eval")
 
 _Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Text files, read in this order; - is standard input.", show_default=False)]
 _MoreFiles = Annotated[list[str] | None, typer.Argument(metavar="[FILE...]", help="Text files; - is standard input.", show_default=False)]

@@ -1,0 +1,154 @@
+"""The part of the command line that measures: `memagent eval`."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from memagent_integrations import __version__
+from memagent_integrations.errors import UsageError, why
+from memagent_integrations.evaluation import baselines, harness, plots, report, tasks
+from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.results import Result, Results, merged
+from memagent_integrations.evaluation.samples import Task
+from memagent_integrations.reader import Reader
+from memagent_integrations.settings import given
+from memagent_integrations.streams import printable
+
+eval_app = typer.Typer(help="Measure readers on the published benchmarks: run, report.", rich_markup_mode=None)
+
+_Model = Annotated[str, typer.Option(help="The model, as for `memagent read`.")]
+_Tasks = Annotated[
+    list[str],
+    typer.Option("--task", "-t", metavar="NAME[@N,N]", help="A benchmark, with its lengths; more than once for several.", show_default=False),
+]
+_Lengths = Annotated[
+    list[int] | None,
+    typer.Option("--length", "-l", metavar="N", help="Length of tasks without one [those published].", show_default=False),
+]
+_Readers = Annotated[list[str] | None, typer.Option("--reader", "-r", metavar="NAME", help="A reader to compare [memagent].", show_default=False)]
+_Out = Annotated[Path, typer.Option("--output", "-o", metavar="OUT.jsonl", help="A line a sample; none is made twice.", show_default=False)]
+_Samples = Annotated[int, typer.Option(metavar="N", help="Samples a task and length.")]
+_Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the samples.")]
+_DataDir = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Folder of data sets; else they are downloaded.", show_default=False)]
+_Concurrency = Annotated[int, typer.Option(metavar="N", help="Samples at a time.")]
+_Chunk = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the document in one prompt [5000].", show_default=False)]
+_Memory = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the memory [1024].", show_default=False)]
+_Written = Annotated[int | None, typer.Option("--output-tokens", metavar="N", help="Most tokens that a call may write.", show_default=False)]
+_Window = Annotated[int | None, typer.Option(metavar="N", help="The context window that every reader keeps to.", show_default=False)]
+_BaseUrl = Annotated[str | None, typer.Option(metavar="URL", help="Address of an OpenAI-compatible endpoint.", show_default=False)]
+_Tokenizer = Annotated[str | None, typer.Option(metavar="T", help="hf:NAME, tiktoken:ENCODING or approximate.", show_default=False)]
+_Temperature = Annotated[float | None, typer.Option(metavar="X", help="Sampling temperature.", show_default=False)]
+_Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+_Files = Annotated[list[Path], typer.Argument(metavar="RESULTS.jsonl...", help="What `memagent eval run` wrote.", show_default=False)]
+_Folder = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write tables and pictures here.", show_default=False)]
+_Against = Annotated[str | None, typer.Option("--against", metavar="READER", help="Compare every other reader with this one.", show_default=False)]
+
+
+@eval_app.command("run", short_help="Ask readers the questions of benchmarks.")
+def run(
+    task: _Tasks,
+    output: _Out,
+    length: _Lengths = None,
+    reader: _Readers = None,
+    samples: _Samples = 16,
+    seed: _Seed = 0,
+    data: _DataDir = None,
+    model: _Model = "smollm2",
+    concurrency: _Concurrency = 1,
+    chunk_tokens: _Chunk = None,
+    memory_tokens: _Memory = None,
+    output_tokens: _Written = None,
+    window: _Window = None,
+    base_url: _BaseUrl = None,
+    tokenizer: _Tokenizer = None,
+    temperature: _Temperature = None,
+    quiet: _Quiet = False,
+) -> None:
+    """Ask every reader the same questions of the same documents, and write each answer with its score, its calls and its whole reading.
+
+    A run that was interrupted goes on with the same command.
+    """
+    source, readers = Data(data), list(dict.fromkeys(reader or ["memagent"]))
+    todo = harness.jobs([_task(name, source, length) for name in dict.fromkeys(task)], readers, samples)
+    budgets: dict[str, Any] = {"chunk_tokens": chunk_tokens, "memory_tokens": memory_tokens, "output_tokens": output_tokens}
+    options = given(base_url=base_url, tokenizer=tokenizer, temperature=temperature)
+    with Reader(model, window=window, backend_options=options, **budgets) as own:
+        backend = own.backend
+        made = {"model": backend.name, "backend": backend.identity, "budgets": vars(own.budgets), "window": window, "seed": seed}
+        made["prompts"] = own.prompts.name
+        noted = {"command": sys.argv[1:], "memagent-integrations": __version__, "python": platform.python_version()}
+        results = Results(output, made, noted)
+        contestants = {name: baselines.make(name, backend, own.budgets, window, own.prompts) for name in readers}
+        with _progress(todo, results, quiet=quiet) as told:
+            harness.evaluate(todo, contestants, results, seed=seed, count=backend.count, concurrency=concurrency, told=told)
+    typer.echo(printable(report.markdown(report.rows(results))))
+
+
+def _task(name: str, data: Data, lengths: Sequence[int] | None) -> Task:
+    """A task by its name, with the lengths that stand behind an @ in it, else those of all, else its own."""
+    plain, _, own = name.rpartition("@")
+    if plain and all(length.strip().isdecimal() for length in own.split(",")):
+        return replace(tasks.load(plain, data), lengths=tuple(map(int, own.split(","))))
+    found = tasks.load(name, data)
+    return replace(found, lengths=tuple(lengths)) if lengths else found
+
+
+@eval_app.command("report", short_help="Tables and pictures of results.")
+def show(files: _Files, output: _Folder = None, against: _Against = None) -> None:
+    """Tell what results say: a table with 95 % intervals, beside published figures; with --output also as CSV, and pictures."""
+    results = merged([Results(file) for file in files])
+    table = report.rows(results)
+    told = report.markdown(table)
+    if against:
+        told += "\n\n" + report.comparisons(report.compared(results, against))
+    typer.echo(printable(told))
+    if output:
+        _write(output, results, table, told)
+
+
+@contextmanager
+def _progress(todo: Sequence[harness.Job], results: Results, *, quiet: bool) -> Iterator[Callable[[Result], None]]:
+    """How far a run is, on standard error: a bar on a terminal, a line a sample elsewhere."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    failed = 0
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        shown = bar.add_task("evaluating", total=len(todo), completed=sum(job.key in results for job in todo))
+
+        def told(result: Result) -> None:
+            nonlocal failed
+            failed += result.error is not None
+            bar.update(shown, advance=1, description=f"{result.task} {result.length:,} {result.reader}" + (f", {failed} failed" if failed else ""))
+            if not quiet and not console.is_terminal:
+                verdict = printable(f"failed: {result.error}") if result.error else f"{result.score:.2f}"
+                console.print(f"{result.task} {result.length} {result.reader} {result.number}: {verdict}", markup=False, soft_wrap=True)
+
+        yield told
+
+
+def _write(folder: Path, results: Sequence[Result], table: Sequence[report.Row], told: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "table.md").write_text(told + "\n", encoding="utf-8")
+        (folder / "table.csv").write_text(report.as_csv(table), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {str(folder)!r}: {why(error)}") from error
+    pictures: list[tuple[Callable[..., None], Any, str]] = [
+        (plots.accuracy, table, "accuracy.png"),
+        (plots.cost, table, "cost.png"),
+        (plots.depths, results, "depths.png"),
+        (plots.survival, results, "survival.png"),
+    ]
+    for draw, shown, name in pictures:
+        with suppress(plots.NothingToDraw):  # not every run has tokens, needles and readings
+            draw(shown, folder / name)

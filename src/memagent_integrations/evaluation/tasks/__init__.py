@@ -1,0 +1,30 @@
+"""The benchmarks, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memagent_integrations.errors import UsageError
+from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.samples import Task
+from memagent_integrations.evaluation.tasks import babilong, chains, counting, files, needles, paragraphs
+
+_FAMILIES: dict[str, Callable[[str, Data], Task]] = {
+    name: family.load for family in (needles, chains, counting, paragraphs, babilong, files) for name in family.NAMES
+}
+NAMES = tuple(_FAMILIES)
+"""The tasks that `load` knows, besides "jsonl:PATH": a file of question, answers and context."""
+
+
+def load(name: str, data: Data) -> Task:
+    """The task of this name, with its data read.
+
+    Raises:
+        UsageError: there is no such task, or its data are missing or broken.
+        MissingExtra: a package that the task needs is not installed.
+    """
+    if name.startswith(files.PREFIX):
+        return files.load(name, data)
+    if name not in _FAMILIES:
+        raise UsageError(f"unknown task {name!r}; the tasks are {', '.join(NAMES)} and {files.PREFIX}PATH")
+    return _FAMILIES[name](name, data)

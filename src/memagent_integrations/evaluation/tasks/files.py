@@ -1,0 +1,48 @@
+"""Documents as they are: LongBench's question answering (arXiv:2308.14508), and any jsonl file of question, answers and context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from memagent_integrations.evaluation.data import Data, Reference, references
+from memagent_integrations.evaluation.permutation import Permutation
+from memagent_integrations.evaluation.samples import Sample, Task
+from memagent_integrations.settings import check_int
+from memagent_integrations.tokens import Counter
+
+LONGBENCH = {
+    "longbench_narrativeqa": "narrativeqa",
+    "longbench_qasper": "qasper",
+    "longbench_multifieldqa_en": "multifieldqa_en",
+    "longbench_hotpotqa": "hotpotqa",
+    "longbench_2wikimqa": "2wikimqa",
+    "longbench_musique": "musique",
+}
+NAMES = tuple(LONGBENCH)
+PREFIX = "jsonl:"
+_PIECE = 1 << 16
+
+
+def load(name: str, data: Data) -> Task:
+    """A set of LongBench, or, for "jsonl:PATH", the file."""
+    if name.startswith(PREFIX):
+        return _task(name, references(Path(name.removeprefix(PREFIX))))
+    return _task(name, data.longbench(LONGBENCH[name]))
+
+
+def _task(name: str, rows: Sequence[Reference]) -> Task:
+    def make(length: int, seed: int, number: int, count: Counter) -> Sample:
+        check_int(least=0, length=length, seed=seed)
+        check_int(least=0, most=len(rows) - 1, number=number)
+        index = Permutation(len(rows), f"{name}/{seed}")[number]
+        row = rows[index]
+        question, answers = row.question, row.answers
+
+        def document() -> Iterator[str]:
+            text = rows[index].context  # read again: a sample does not hold it
+            yield from (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+
+        return Sample(id=f"{name}/{seed}/{number}", question=question, answers=answers, document=document, details={"row": index})
+
+    return Task(name=name, metric="qa_f1", make=make, unit=None, size=len(rows))

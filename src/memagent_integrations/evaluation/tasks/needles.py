@@ -1,0 +1,99 @@
+"""RULER's eight needle tasks: sentences with a key and a value, hidden in text that has nothing to do with them.
+
+Needle sentence, kinds, haystacks and numbers are those of RULER (arXiv:2404.06654, NVIDIA/RULER). `length` is that of the document.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.haystacks import GRASS, Cycled, Filler, Generated, filled, stream
+from memagent_integrations.evaluation.samples import Fact, Sample, Task
+from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, named
+from memagent_integrations.evaluation.tasks.words import Kind, distinct
+from memagent_integrations.tokens import Counter
+
+NEEDLE = "One of the special magic {kind} for {key} is: {value}."
+_DEPTHS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Variant:
+    haystack: str
+    key: Kind = "words"
+    value: Kind = "numbers"
+    keys: int = 1
+    values: int = 1
+    queries: int = 1
+
+
+_VARIANTS = {
+    "niah_single_1": _Variant(haystack="repeat"),
+    "niah_single_2": _Variant(haystack="essay"),
+    "niah_single_3": _Variant(haystack="essay", value="uuids"),
+    "niah_multikey_1": _Variant(haystack="essay", keys=4),
+    "niah_multikey_2": _Variant(haystack="needle"),
+    "niah_multikey_3": _Variant(haystack="needle", key="uuids", value="uuids"),
+    "niah_multivalue": _Variant(haystack="essay", values=4),
+    "niah_multiquery": _Variant(haystack="essay", keys=4, queries=4),
+}
+NAMES = tuple(_VARIANTS)
+
+
+def load(name: str, data: Data) -> Task:
+    """One of the needle tasks."""
+    variant = _VARIANTS[name]
+    essays = Cycled(data.essays) if variant.haystack == "essay" else None
+
+    def make(length: int, seed: int, number: int, count: Counter) -> Sample:
+        return _sample(name, variant, essays, length, seed, number, count)
+
+    return Task(name=name, metric="string_match_all", make=make, lengths=RULER_LENGTHS, answer_tokens=128)
+
+
+def _sample(name: str, variant: _Variant, essays: Filler | None, length: int, seed: int, number: int, count: Counter) -> Sample:
+    place = named(name, length, seed, number)
+    source = f"{name}/{seed}/{number}"  # the same needles at each length
+    key, value = distinct(variant.key, f"{source}/keys"), distinct(variant.value, f"{source}/values")
+    needles = [(k, k * variant.values + v) for k in range(variant.keys) for v in range(variant.values)]
+    random.Random(source).shuffle(needles)
+
+    def sentence(which: tuple[int, int]) -> str:
+        return NEEDLE.format(kind=variant.value, key=key(which[0]), value=value(which[1]))
+
+    filler = essays or Generated(lambda index: GRASS)
+    if variant.haystack == "needle":
+        filler = Generated(lambda index: sentence((variant.keys + index, len(needles) + index)))
+    texts = list(map(sentence, needles))
+    units = filled(name, filler, length, texts, count)
+    places = [filler.place(units, depth) for depth in _depths(name, seed, number, len(texts))]
+    facts = [
+        Fact(text=text, depth=filler.depth(units, at), keys=(value(v),))
+        for text, at, (k, v) in zip(texts, places, needles, strict=True)
+        if k < variant.queries
+    ]
+    return Sample(
+        id=place,
+        question=_question(variant, [key(k) for k in range(variant.queries)]),
+        answers=tuple(value(v) for v in range(variant.queries * variant.values)),
+        document=lambda: stream(filler, units, zip(places, texts, strict=True)),
+        facts=tuple(facts),
+        oracle="\n".join(fact.text for fact in facts),
+        details={"haystack": variant.haystack, "units": units, "needles": len(texts)},
+    )
+
+
+def _depths(name: str, seed: int, number: int, needles: int) -> list[float]:
+    """Some of RULER's 40 depths, in order: samples that follow one another go through all of them."""
+    depths = [n / (_DEPTHS - 1) for n in range(_DEPTHS)]
+    random.Random(f"{name}/{seed}/depths").shuffle(depths)
+    return sorted(depths[(number * needles + n) % _DEPTHS] for n in range(needles))
+
+
+def _question(variant: _Variant, keys: list[str]) -> str:
+    asked = ", ".join(keys[:-1]) + ", and " + keys[-1] if len(keys) > 1 else keys[0]
+    if variant.queries * variant.values == 1:
+        return f"What is the special magic {variant.value[:-1]} for {asked} that the text mentions?"
+    return f"What are all the special magic {variant.value} for {asked} that the text mentions?"

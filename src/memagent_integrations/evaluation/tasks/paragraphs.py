@@ -1,0 +1,176 @@
+"""Questions whose gold paragraphs stand among many others: RULER's qa_1 (SQuAD) and qa_2 (HotpotQA), and MemAgent's RULER-HQA.
+
+RULER: arXiv:2404.06654. RULER-HQA: arXiv:2507.02259, documents of 50 to 25,600 numbered paragraphs of HotpotQA.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from memagent_integrations.errors import UsageError
+from memagent_integrations.evaluation.data import Data, Paragraph, Question
+from memagent_integrations.evaluation.haystacks import too_short
+from memagent_integrations.evaluation.permutation import Permutation
+from memagent_integrations.evaluation.samples import Fact, Sample, Task
+from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, named
+from memagent_integrations.settings import check_int
+from memagent_integrations.tokens import Counter
+
+NAMES = ("qa_1", "qa_2", "ruler_hqa")
+HQA_LENGTHS = (50, 100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600)
+_LOOKED_AT = 256  # paragraphs of which the last one is the one that fits best
+
+
+def load(name: str, data: Data) -> Task:
+    """One of the tasks."""
+    questions = data.squad if name == "qa_1" else data.hotpotqa
+    if name == "qa_1":
+        shelf = _Shelf(tuple(dict.fromkeys(question.gold[0] for question in questions)))
+    else:
+        shelf = _Shelf(data.paragraphs, data.more_paragraphs)
+
+    def make(length: int, seed: int, number: int, count: Counter) -> Sample:
+        check_int(least=0, most=len(questions) - 1, number=number)
+        id = named(name, length, seed, number)
+        question = questions[Permutation(len(questions), f"{name}/{seed}")[number]]
+        stack = _Stack(shelf, question, f"{name}/{seed}/{number}")
+        size = stack.least(length) if name == "ruler_hqa" else stack.size(name, length, count)
+        return stack.sample(id, size)
+
+    if name == "ruler_hqa":
+        return Task(name=name, metric="sub_em", make=make, unit="paragraphs", lengths=HQA_LENGTHS, size=len(questions))
+    return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(questions), answer_tokens=32)
+
+
+class _Shelf:
+    """Paragraphs to choose from, `reserve` when the others are used up, and what each costs in tokens: counted once for each counter."""
+
+    def __init__(self, paragraphs: Sequence[Paragraph], reserve: Sequence[Paragraph] = ()) -> None:
+        self.paragraphs = (*paragraphs, *reserve)
+        self.parts = (range(len(paragraphs)), range(len(paragraphs), len(self.paragraphs)))
+        self._costs: dict[tuple[Counter, Paragraph], int] = {}
+
+    def cost(self, paragraph: Paragraph, count: Counter) -> int:
+        known = self._costs.get((count, paragraph))
+        if known is None:
+            known = self._costs[count, paragraph] = count(_numbered(100, paragraph) + "\n\n")
+        return known
+
+
+class _Stack:
+    """The paragraphs of one question: the gold ones, and the others in the order in which they are taken, again and again."""
+
+    def __init__(self, shelf: _Shelf, question: Question, key: str) -> None:
+        self._shelf, self._question, self._key = shelf, question, key
+        own = {_name(paragraph) for paragraph in (*question.gold, *question.near)}
+        seeded, self._far = random.Random(f"{key}/others"), array("L")
+        for part in shelf.parts:
+            free = array("L", (n for n in part if _name(shelf.paragraphs[n]) not in own))
+            seeded.shuffle(free)
+            self._far.extend(free)
+        self.others = len(question.near) + len(self._far)
+        self._last: int | None = None
+
+    def paragraph(self, index: int) -> Paragraph:
+        """The gold ones, then the near ones, then those of the shelf, and the near ones again."""
+        gold, near = self._question.gold, self._question.near
+        if index < len(gold):
+            return gold[index]
+        other = (index - len(gold)) % self.others
+        return near[other] if other < len(near) else self._shelf.paragraphs[self._far[other - len(near)]]
+
+    def least(self, paragraphs: int) -> int:
+        """The number of paragraphs, if there can be so many.
+
+        Raises:
+            UsageError: the gold ones are more, or there are no others.
+        """
+        gold = len(self._question.gold)
+        if paragraphs < gold:
+            raise UsageError(f"a document of {paragraphs} paragraphs does not hold the {gold} that answer the question")
+        if paragraphs > gold and not self.others:
+            raise UsageError("there are no paragraphs but those that answer the question")
+        return paragraphs
+
+    def size(self, name: str, tokens: int, count: Counter) -> int:
+        """How many paragraphs come to so many tokens; the last of them is chosen to fit."""
+        headers = [count(f"Document {10**digits}:\n") - count("Document 100:\n") for digits in range(10)]
+
+        def cost(index: int) -> int:
+            return self._shelf.cost(self.paragraph(index), count)
+
+        gold = len(self._question.gold)
+        size, spent = gold, sum(map(cost, range(gold)))
+        if spent > tokens:
+            raise too_short(name, tokens, spent)
+        self.least(gold + 1)
+        while spent + (next_one := cost(size) + headers[len(str(size + 1)) - 1]) <= tokens:
+            spent, size = spent + next_one, size + 1
+        rest = tokens - spent
+        unused = max(gold + self.others - size, 0) or self.others
+        misses = [(abs(rest - cost(size + n)), size + n) for n in range(min(_LOOKED_AT, unused))]
+        miss, best = min(misses)
+        if miss >= rest:
+            return size
+        self._last = best
+        return size + 1
+
+    def sample(self, id: str, size: int) -> Sample:
+        """The sample with a document of `size` paragraphs."""
+        question = self._question
+        order = array("L", range(size))
+        random.Random(f"{self._key}/{size}").shuffle(order)
+        places: dict[int, int] = {}
+        total = 0
+        for number, text in enumerate(self._texts(order), start=1):
+            if order[number - 1] < len(question.gold):
+                places[order[number - 1]] = total + len(f"Document {number}:\n")
+            total += len(text)
+        facts = tuple(
+            Fact(text=_shown(paragraph), depth=places[n] / total, keys=_keys(paragraph, question)) for n, paragraph in enumerate(question.gold)
+        )
+        return Sample(
+            id=id,
+            question=question.question,
+            answers=question.answers,
+            document=lambda: _joined(self._texts(order)),
+            facts=tuple(sorted(facts, key=lambda fact: fact.depth)),
+            oracle="\n\n".join(fact.text for fact in facts),
+            details={
+                "question": question.id,
+                "paragraphs": size,
+                "others": self.others,
+                "reused": max(size - len(question.gold) - self.others, 0),
+            },
+        )
+
+    def _texts(self, order: array[int]) -> Iterator[str]:
+        for number, index in enumerate(order, start=1):
+            paragraph = self.paragraph(index if self._last is None or index < len(order) - 1 else self._last)
+            yield _numbered(number, paragraph) + ("\n\n" if number < len(order) else "")
+
+
+def _joined(texts: Iterator[str], at_once: int = 32) -> Iterator[str]:
+    while batch := list(islice(texts, at_once)):
+        yield "".join(batch)
+
+
+def _numbered(number: int, paragraph: Paragraph) -> str:
+    return f"Document {number}:\n{_shown(paragraph)}"
+
+
+def _shown(paragraph: Paragraph) -> str:
+    return f"{paragraph.title}\n{paragraph.text}" if paragraph.title else paragraph.text
+
+
+def _name(paragraph: Paragraph) -> str:
+    return paragraph.title or paragraph.text
+
+
+def _keys(paragraph: Paragraph, question: Question) -> tuple[str, ...]:
+    """The answer where the paragraph says it, else what the paragraph is about."""
+    said = [answer for answer in question.answers if answer in paragraph.text]
+    return (min(said, key=len),) if said else (paragraph.title.partition(" (")[0],)

@@ -1,0 +1,18 @@
+"""What the tasks have in common."""
+
+from __future__ import annotations
+
+from memagent_integrations.settings import check_int
+
+RULER_LENGTHS = (8_192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288)
+
+
+def named(name: str, length: int, seed: int, number: int) -> str:
+    """The id of a sample.
+
+    Raises:
+        UsageError: one of the numbers is no such number.
+    """
+    check_int(length=length)
+    check_int(least=0, seed=seed, number=number)
+    return f"{name}/{length}/{seed}/{number}"

@@ -29,15 +29,17 @@ _SIZE = (4.8, 3.2)  # inches of one picture; at 160 dots it reads well at half a
 def accuracy(rows: Sequence[Row], path: str | Path) -> None:
     """Score by length, a line a reader with its 95 % interval, a picture a task; published figures are dotted."""
     figure, axes = _one_for_each_task(rows)
+    colours = _colours(rows)
     for task, ax in axes.items():
         for reader, line in _lines(row for row in rows if row.task == task):
-            lengths, means = [row.length for row in line], [100 * row.mean for row in line]
+            colour, aside = colours[reader]
+            lengths, means = [row.length * aside for row in line], [100 * row.mean for row in line]
             if line[0].published:
-                ax.plot(lengths, means, ":", marker=".", label=f"{reader} (published)")
+                ax.plot(lengths, means, ":", color=colour, marker=".", label=f"{reader} (published)")
                 continue
             below = [100 * max(row.mean - (row.low or 0), 0) for row in line]
             above = [100 * max((row.high or 0) - row.mean, 0) for row in line]
-            ax.errorbar(lengths, means, yerr=[below, above], marker="o", markersize=4, capsize=2, linewidth=1.4, label=reader)
+            ax.errorbar(lengths, means, yerr=[below, above], marker="o", markersize=4, capsize=2, linewidth=1.4, color=colour, label=reader)
         ax.set_ylim(-3, 103)
         ax.set_ylabel("score, %")
     _finish(figure, axes, path)
@@ -49,10 +51,11 @@ def cost(rows: Sequence[Row], path: str | Path) -> None:
     if not measured:
         raise NothingToDraw("no reader's model told its tokens: there is no cost to show")
     figure, axes = _one_for_each_task(measured)
+    colours = _colours(rows)
     for task, ax in axes.items():
         for reader, line in _lines(row for row in measured if row.task == task):
             tokens = [(row.prompt_tokens or 0) + (row.completion_tokens or 0) for row in line]
-            ax.plot([row.length for row in line], tokens, marker="o", markersize=4, linewidth=1.4, label=reader)
+            ax.plot([row.length for row in line], tokens, marker="o", markersize=4, linewidth=1.4, color=colours[reader][0], label=reader)
         ax.set_yscale("log")
         ax.set_ylabel("tokens a sample")
     _finish(figure, axes, path)
@@ -113,6 +116,12 @@ def _share(found: list[bool] | None) -> float:
 def _lines(rows: Iterable[Row]) -> Iterable[tuple[str, list[Row]]]:
     ordered = sorted(rows, key=lambda row: (row.published, row.reader, row.length))
     return ((reader, list(group)) for (_, reader), group in groupby(ordered, key=lambda row: (row.published, row.reader)))
+
+
+def _colours(rows: Sequence[Row]) -> dict[str, tuple[str, float]]:
+    """For each reader a colour, the same in every picture, and by how much its points stand aside, so that error bars do not hide one another."""
+    readers = list(dict.fromkeys(reader for reader, _ in _lines(rows)))
+    return {reader: (f"C{number % 10}", 2 ** (0.05 * (number - (len(readers) - 1) / 2))) for number, reader in enumerate(readers)}
 
 
 def _one_for_each_task(rows: Sequence[Row]) -> tuple[Figure, dict[str, Axes]]:

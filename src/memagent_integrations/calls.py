@@ -255,12 +255,8 @@ class Calls:
             threading.Thread(target=run, name="memagent call", daemon=True).start()
         if left <= 0 or (wait([outcome], left).not_done and outcome.cancel()):
             raise self._too_late(prompt)
-        try:
+        with self._in_limit(prompt, deadline):
             return outcome.result()
-        except BackendError as error:
-            if error.retryable and time.monotonic() >= deadline - _ALMOST:
-                raise self._too_late(prompt) from error
-            raise
 
     @asynccontextmanager
     async def _awaited(self, prompt: Prompt, deadline: float) -> AsyncGenerator[None]:
@@ -268,12 +264,18 @@ class Calls:
         left = deadline - time.monotonic()
         try:
             async with asyncio.timeout(None if left == math.inf else left) as time_left:
-                with under(prompt.context):
+                with under(prompt.context), self._in_limit(prompt, deadline):
                     yield
         except TimeoutError as error:
             if time_left.expired():
                 raise self._too_late(prompt) from error
             raise
+
+    @contextmanager
+    def _in_limit(self, prompt: Prompt, deadline: float) -> Iterator[None]:
+        """A block in which a client's own time limit, which is the same as ours, is told as ours."""
+        try:
+            yield
         except BackendError as error:
             if error.retryable and time.monotonic() >= deadline - _ALMOST:
                 raise self._too_late(prompt) from error

@@ -58,6 +58,8 @@ def pieces(document: Any) -> Iterator[Piece]:
         UsageError: an object that is no document, a file that is not text, or an error of the caller's own iterator
             (which is then the cause).
     """
+    if isinstance(document, str) and _names_a_file(document):
+        _log.warning("the text %r is read as it is, but it is also the name of a file; pass Path(%r) to read that", document, document)
     joiner = _Joiner()
     yield from _guarded(piece for item in _flatten(document) for piece in joiner.add(item))
 
@@ -188,8 +190,6 @@ class _Joiner:
 def _flatten(document: Any) -> Iterator[Any]:
     """Strings, paths and single documents, in order."""
     if isinstance(document, (str, Path)) or _is_document(document):
-        if isinstance(document, str) and _names_a_file(document):
-            _log.warning("the text %r is read as it is, but it is also the name of a file; pass Path(%r) to read that", document, document)
         yield document
     elif isinstance(document, (bytes, bytearray)):
         raise UsageError("the document is bytes; decode it to str first, with the encoding it was written in")

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +157,3 @@ def merged(files: Iterable[Results]) -> list[Result]:
     """The results of several files; of one that stands in two, the last."""
     found = {result.key: result for results in files for result in results}
     return [found[key] for key in sorted(found)]
-
-
-def plain(result: Result) -> dict[str, Any]:
-    """A result as a flat row, without its reading."""
-    usage = asdict(result.usage)
-    row = {name: getattr(result, name) for name in ("task", "length", "reader", "number", "score", "answer", "error", "calls", "seconds")}
-    return row | usage

@@ -205,9 +205,10 @@ class _Nodes:
     @contextmanager
     def _at(self, state: ReadingState, config: RunnableConfig) -> Iterator[tuple[Place, Chunk]]:
         """The place in the document where the state is, and the chunk there; it is kept for another try if what is done there fails."""
-        reader = self._reader.under(RunnableConfig())  # the place outlives this run
         place = self._places.take(_key(state, config)) if state["chunk"] else None  # a reading that begins loads its document
-        place = place or reader.place(lambda: text_of(self._load(state["source"])), state["chunk"], state["digest"])
+        if place is None:
+            reader = self._reader.under(RunnableConfig())  # the place outlives this run
+            place = reader.place(lambda: text_of(self._load(state["source"])), state["chunk"], state["digest"])
         chunk = place.chunk  # a place where the document broke is not kept
         try:
             yield place, chunk

@@ -196,7 +196,8 @@ class MemAgentWorkflow(Workflow):
         if ev.index != state.read:
             return self._after(ctx, state)
         run = self._run(ctx)
-        place = await asyncio.to_thread(run.at, lambda: self.reader.place(lambda: self._load(state.document), state.read, state.digest))
+        if (place := run.place) is None:
+            place = await asyncio.to_thread(self.reader.place, lambda: self._load(state.document), state.read, state.digest)
         if place.number and not place.more:
             return MemAgentRead()
         run.place = None  # to be found anew if this fails
@@ -269,10 +270,6 @@ class _Run:
             return None
         self._issued = event.index
         return event
-
-    def at(self, find: Callable[[], Place]) -> Place:
-        """The place, found if need be."""
-        return self.place or find()
 
 
 def _review(state: MemAgentState, problem: str = "") -> MemAgentReview:

@@ -94,6 +94,8 @@ class Calls:
     def asked(self, backend: Backend, question: Callable[[], _T]) -> _T:
         """What the backend says of itself. It may say that while its model is down: so it closes no breaker."""
         with self._breaker.aside(backend.name):
+            if not self._most(backend):  # a model in this process is asked often
+                return question()
             answer: _T = Retrying(**self._retrying(backend, None))(question)
         return answer
 
@@ -194,13 +196,16 @@ class Calls:
 
     def _retrying(self, backend: Backend, deadline: float | None) -> dict[str, Any]:
         """When a call is retried, for tenacity."""
-        most = backend.max_retries if self.limits.max_retries is None else self.limits.max_retries
         return {
             "retry": retry_if_exception(lambda error: isinstance(error, BackendError) and error.retryable),
             "wait": _pause,
-            "stop": partial(self._enough, most, deadline),
+            "stop": partial(self._enough, self._most(backend), deadline),
             "reraise": True,
         }
+
+    def _most(self, backend: Backend) -> int:
+        """How often a call of this backend is repeated."""
+        return backend.max_retries if self.limits.max_retries is None else self.limits.max_retries
 
     def _enough(self, most: int, deadline: float | None, state: RetryCallState) -> bool:
         if state.attempt_number > most or _asked(state) > _MOST_WAIT:

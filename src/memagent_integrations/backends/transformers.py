@@ -93,11 +93,14 @@ class TransformersBackend(BatchBackend):
                 rows[place] = self._chat.encode(prompt, self.window)
             except MemAgentError as error:
                 outcomes[place] = error
-        order = sorted(rows, key=lambda place: len(rows[place]))
-        for start in range(0, len(order), self.batch_size):
-            group = order[start : start + self.batch_size]
+        for group in self._groups(rows):
             outcomes.update(zip(group, self._replies([rows[place] for place in group], [prompts[place].max_tokens for place in group]), strict=True))
         return [outcomes[place] for place in range(len(prompts))]
+
+    def _groups(self, rows: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+        """Which rows are computed together."""
+        order = sorted(rows, key=lambda place: len(rows[place]))
+        yield from (order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size))
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """The reply in pieces. Leaving the stream ends the computation after the token that it is at."""
@@ -154,19 +157,23 @@ class TransformersBackend(BatchBackend):
         except BaseException as error:
             tokens.queue.put(error)
 
-    def _generate(self, rows: list[list[int]], limits: list[int], tokens: _Tokens | None = None) -> list[list[int]]:
-        """What the model writes to each row of token ids: at most so many tokens, up to and with the end of the text."""
+    def _generate(self, rows: list[list[int]], limits: list[int], tokens: _Tokens | None = None, shared: int = 0, **more: Any) -> list[list[int]]:
+        """What the model writes to each row of token ids: at most so many tokens, up to and with the end of the text.
+
+        The first `shared` tokens are the same in all rows: shorter ones are filled up behind these. `more` goes to `generate`.
+        """
         width = max(map(len, rows))
         with self._lock, self._errors(len(rows)), self._seeded():
             if self._model is None:
                 raise closed(self.name)
             device = self._model.device
             output = self._model.generate(
-                input_ids=torch.tensor([[self._pad] * (width - len(row)) + row for row in rows], device=device),
-                attention_mask=torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device),
+                input_ids=torch.tensor([row[:shared] + [self._pad] * (width - len(row)) + row[shared:] for row in rows], device=device),
+                attention_mask=torch.tensor([[1] * shared + [0] * (width - len(row)) + [1] * (len(row) - shared) for row in rows], device=device),
                 generation_config=self._config(max(limits)),
                 stopping_criteria=StoppingCriteriaList([_Stop(width, limits, tokens)]),
                 streamer=tokens,
+                **more,
             )
             written: list[list[int]] = output[:, width:].tolist()
         return [self._cut(ids, limit) for ids, limit in zip(written, limits, strict=True)]

@@ -1,0 +1,154 @@
+"""Does training work? A model of 0.4 million parameters learns to carry a fact through a document of any length.
+
+    python benchmarks/carry_a_fact.py --steps 300 --seeds 3 --output docs/results/carry_a_fact.json
+
+A document is a row of facts, a key with a value each, in one sign; six of them are a chunk. The question names a key that stands in one of the first
+two of five chunks and nowhere else, and the memory holds one fact or two: the answer needs it carried through at least four conversations. The model
+knows nothing at first. It is shown some constructed readings (the warm start), then it learns from the reward of its own answers alone. In the control
+the advantages of a batch are shuffled among its rollouts: what is learned then is noise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Sequence, Split, WhitespaceSplit
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from memagent_integrations.evaluation.samples import Sample
+from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader import Reader
+from memagent_integrations.training.metrics import Sums
+from memagent_integrations.training.sampler import Sampler
+from memagent_integrations.training.settings import Settings
+from memagent_integrations.training.trainer import Batch, Trainer
+from memagent_integrations.training.warmstart import Shown
+
+KEYS, VALUES, FACTS, CHUNKS = 8, 8, 6, 5
+SETTINGS: dict[str, Any] = {
+    "questions": 24,
+    "group": 8,
+    "updates": 2,
+    "learning_rate": 5e-4,
+    "warmup": 5,
+    "weight_decay": 0.0,
+    "kl": 0.0,
+    "lora": None,
+}
+SETTINGS |= {"rescore": False, "evaluate_every": 0, "readings_every": 0}
+PROMPTS = PromptSet(
+    update="question {question} section {section} memory {memory} new", answer="question {question} memory {memory} answer", empty_memory="none"
+)
+
+
+def fact(key: int, value: int) -> str:
+    """A key with its value, in one sign."""
+    return chr(0x4E00 + VALUES * key + value)
+
+
+def model_of(folder: Path, seed: int) -> Path:
+    """A Llama of 0.4 million parameters that knows nothing, and a tokenizer with a word a fact."""
+    facts = [fact(key, value) for key in range(KEYS) for value in range(VALUES)]
+    words = ["<pad>", "<end>", "<unknown>", *facts, *(f"k{key}" for key in range(KEYS)), *(f"v{value}" for value in range(VALUES))]
+    words += ["question", "section", "memory", "new", "answer", "none"]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = Sequence([WhitespaceSplit(), Split(Regex(f"[{facts[0]}-{facts[-1]}]"), "isolated")])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>", unk_token="<unknown>")
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        initializer_range=0.1,
+        tie_word_embeddings=False,
+        eos_token_id=1,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    wrapped.save_pretrained(folder)
+    return folder
+
+
+def sample(seed: object, length: int = 1) -> Sample:
+    """A document `length` times as long as those of the training, its fact in the first 40 % of it."""
+    drawn = random.Random(f"carry/{seed}")
+    key, chunks = drawn.randrange(KEYS), CHUNKS * length
+    place = drawn.randrange(FACTS * (2 * chunks // 5))
+    value = drawn.randrange(VALUES)
+    others = [other for other in range(KEYS) if other != key]
+    facts = [fact(drawn.choice(others), drawn.randrange(VALUES)) for _ in range(FACTS * chunks)]
+    facts[place] = fact(key, value)
+    return Sample(
+        id=f"carry/{seed}",
+        question=f"k{key}",
+        answers=(f"v{value}",),
+        document=lambda: iter(["".join(facts)]),
+        details={"fact": facts[place]},
+    )
+
+
+def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Shown]:
+    """Prompts and replies of readings that go well."""
+    for number in range(readings):
+        asked = sample(("shown", seed, number))
+        wanted, memory = asked.details["fact"], ""
+        for chunk in reader.chunks(asked.document()):
+            new = wanted if memory == wanted or wanted in chunk.text else "none"
+            yield PROMPTS.update_messages(question=asked.question, memory=memory, section=chunk.text, memory_tokens=2), new
+            memory = new
+        yield PROMPTS.answer_messages(question=asked.question, memory=memory), asked.answers[0]
+
+
+def reader_of(folder: Path) -> Reader:
+    """A reader with a model of `model_of`."""
+    return Reader(Sampler(folder, tokens=8192), prompts=PROMPTS, chunk_tokens=FACTS, memory_tokens=2, output_tokens=2, question_tokens=4)
+
+
+def correct(reader: Reader, count: int, seed: object, length: int = 1) -> list[float]:
+    """For each held-out question whether it is answered rightly, greedily."""
+    asked = [sample(("held out", seed, number), length) for number in range(count)]
+    with reader.backend.greedy():
+        readings = reader.read_many([(one.question, one.document()) for one in asked])
+    return [float(reading.answer == one.answers[0]) for reading, one in zip(readings, asked, strict=True)]
+
+
+class Control(Trainer):
+    """A training from noise: every rollout gets the advantage of another one."""
+
+    def collect(self, sums: Sums) -> Batch:
+        """As it is, but for whose the advantages are."""
+        batch = super().collect(sums)
+        random.Random(f"{self.settings.seed}/{self.place.step}").shuffle(batch.advantages)
+        return batch
+
+
+def train(folder: Path, start: Path, kind: type[Trainer], steps: int, seed: int, told: Callable[[str], None] = print) -> tuple[Reader, list[float]]:
+    """The reader of `start` after so many batches, and the mean reward of each."""
+    reader = reader_of(start)
+    settings = Settings(**SETTINGS, steps=steps, seed=seed, save_every=steps)
+    trainer = kind(reader, lambda number, share: (sample(("train", seed, number)), "em"), settings, folder)
+    rewards = []
+    for metrics in trainer.train():
+        rewards.append(metrics["reward"])
+        if not len(rewards) % 10:
+            told(f"{kind.__name__} {len(rewards)}: reward {metrics['reward']:.3f}, entropy {metrics['entropy']:.3f}")
+    return reader, rewards
+
+
+def warmed(folder: Path, readings: int, seed: int) -> Path:
+    """A model that was shown some readings."""
+    reader = reader_of(model_of(folder, seed))
+    for _ in warm_start(reader.backend, constructed(reader, readings, seed), batch=96, learning_rate=2e-3):
+        pass
+    reader.backend.model.save_pretrained(folder)
+    return folder

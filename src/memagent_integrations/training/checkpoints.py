@@ -1,0 +1,119 @@
+"""Where a training goes on: its weights, its optimizer and its place, written so that a kill at any instant leaves the last one whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from memagent_integrations.errors import UsageError, why
+from memagent_integrations.training.policy import named
+
+_WEIGHTS, _LEARNER, _STATE = "weights.safetensors", "learner.pt", "state.json"
+_MAY_DIFFER = ("steps", "evaluate_every", "save_every", "keep", "readings_every", "tokens")
+"""Settings that may be others when a training goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a training is: batches done, questions drawn by each of the processes, and the best evaluation so far.
+
+    What is drawn at random follows from the settings' seed and these, so there is no state of a generator to keep.
+    """
+
+    step: int = 0
+    positions: tuple[int, ...] = (0,)
+    best: float | None = None
+
+
+@dataclass(kw_only=True)
+class Checkpoints:
+    """The checkpoints of one training.
+
+    `made` says how the training was begun: another one does not go on from them. `model` is the policy's, `learner` what else has a state.
+    """
+
+    folder: Path
+    made: Mapping[str, Any]
+    model: Any
+    learner: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, place: Place, *, keep: int) -> None:
+        """Write a checkpoint, and take away all but the last `keep`.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        self._write(self.folder / "checkpoints" / f"step-{place.step:06d}", place)
+        for old in self._found()[:-keep]:
+            shutil.rmtree(old)
+
+    def keep_best(self, place: Place) -> None:
+        """Write the weights that did best so far."""
+        self._write(self.folder / "best", place)
+
+    def resume(self) -> Place | None:
+        """Load the last checkpoint; where the training is then. None: there is none.
+
+        Raises:
+            UsageError: it is that of a training that was begun in another way.
+        """
+        found = self._found()
+        if not found:
+            return None
+        kept = json.loads((found[-1] / _STATE).read_text(encoding="utf-8"))
+        made, now = kept["made"], json.loads(json.dumps(dict(self.made)))
+        if other := [name for name in sorted({*made, *now} - {*_MAY_DIFFER}) if made.get(name) != now.get(name)]:
+            told = "; ".join(f"{name}: {made.get(name)!r}, now {now.get(name)!r}" for name in other)
+            raise UsageError(f"{str(self.folder)!r} holds a training with other settings ({told}); give another folder")
+        load(self.model, found[-1])
+        states = torch.load(found[-1] / _LEARNER, map_location=self.model.device, weights_only=True)
+        for name, part in self.learner.items():
+            part.load_state_dict(states[name])
+        return Place(step=kept["place"]["step"], positions=tuple(kept["place"]["positions"]), best=kept["place"]["best"])
+
+    def _found(self) -> list[Path]:
+        """The checkpoints that are whole, the last one last."""
+        return sorted(path for path in (self.folder / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdecimal())
+
+    def _write(self, target: Path, place: Place) -> None:
+        """The folder is made beside its place and then put there."""
+        new, old = (target.with_name(f"{target.name}.{suffix}") for suffix in ("new", "old"))
+        try:
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir(parents=True)
+            save_file({name: parameter.detach().contiguous() for name, parameter in named(self.model).items()}, new / _WEIGHTS)
+            torch.save({name: part.state_dict() for name, part in self.learner.items()}, new / _LEARNER)
+            (new / _STATE).write_text(json.dumps({"place": asdict(place), "made": dict(self.made)}, indent=1), encoding="utf-8")
+            for file in new.iterdir():
+                with file.open("rb+") as handle:
+                    os.fsync(handle.fileno())
+            shutil.rmtree(old, ignore_errors=True)
+            if target.exists():
+                target.replace(old)
+            new.replace(target)
+            shutil.rmtree(old, ignore_errors=True)
+        except OSError as error:
+            raise UsageError(f"cannot write {str(target)!r}: {why(error)}") from error
+
+
+def load(model: Any, checkpoint: str | Path) -> None:
+    """Put the weights of a checkpoint, or of `best`, into a model that was made ready in the same way.
+
+    Raises:
+        UsageError: there are none, or they are those of another model.
+    """
+    try:
+        weights = load_file(Path(checkpoint) / _WEIGHTS)
+        with torch.no_grad():
+            for name, parameter in named(model).items():
+                parameter.copy_(weights[name])
+    except (OSError, KeyError, RuntimeError) as error:
+        raise UsageError(f"{str(checkpoint)!r} holds no weights of this model: {error}") from error

@@ -1,0 +1,142 @@
+"""Log-probabilities of what was written, with what many prompts share computed once: the gradients are those of the plain computation.
+
+    for part in forwards(model, rows, ...):
+        loss_of(part).backward()      # before the next part is taken
+
+A bundle's shared beginning goes through the model once. Its keys and values are cut off from that computation, each part of the bundle reads them,
+and the gradients that the parts leave on them go back through the beginning at the end. So the memory needed is that of one beginning and one part.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from memagent_integrations.training.conversations import Sampled
+from memagent_integrations.training.prefixes import Bundle, Ids
+
+_NEAR = {torch.float32: 1e-3, torch.float64: 1e-6}  # how far log-probabilities may be apart that are computed in two ways; else:
+_ROUGH = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Some rows, computed together.
+
+    `rows` are their numbers, `lengths` the tokens that each wrote; `logprobs` and `entropies` are flat, (tokens,): row after row. Entropies carry no
+    gradient.
+    """
+
+    rows: tuple[int, ...]
+    lengths: tuple[int, ...]
+    logprobs: Tensor
+    entropies: Tensor
+
+
+def forwards(model: Any, rows: Sequence[Sampled], shared: Sequence[Bundle], *, temperature: float, tokens: int) -> Iterator[Part]:
+    """The log-probabilities of what the rows wrote, in parts of at most `tokens` tokens (padding counts; a part has one row at least).
+
+    With gradients, `backward` has to be called on what is made of a part before the next one is taken.
+    """
+    for bundle in shared:
+        past = Past(model, rows[bundle.rows[0]].prompt_ids[: bundle.shared]) if bundle.shared else None
+        for part in _parts(rows, bundle, tokens):
+            yield _part(model, rows, part, bundle.shared, past, temperature)
+        if past:
+            past.backward()
+
+
+def scores(model: Any, rows: Sequence[Sampled], shared: Sequence[Bundle], *, temperature: float, tokens: int) -> list[Tensor]:
+    """The log-probabilities of what each row wrote, each (tokens of the row,), without gradients."""
+    found: dict[int, Tensor] = {}
+    with torch.no_grad():
+        for part in forwards(model, rows, shared, temperature=temperature, tokens=tokens):
+            found.update(zip(part.rows, part.logprobs.split_with_sizes(part.lengths), strict=True))
+    return [found[number] for number in range(len(rows))]
+
+
+def cannot_share(model: Any) -> str | None:
+    """Why a model cannot read a beginning once for several rows; None: it can. It is tried, on rows of random tokens."""
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        return "gradient checkpointing keeps no keys and values"
+    size = model.config.get_text_config(decoder=True).vocab_size
+    one, other = torch.randint(size, (2, 24), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [_row(one, 20), _row(one[:16] + other[16:], 18)]
+    try:
+        ways = [scores(model, rows, [Bundle(shared=shared, rows=(0, 1))], temperature=1.0, tokens=1024) for shared in (16, 0)]
+    except Exception as error:  # models with caches of their own kind
+        return f"it does not take keys and values from outside ({type(error).__name__}: {error})"
+    apart = max(float((shared - plain).abs().max()) for shared, plain in zip(*ways, strict=True))
+    if not apart < _NEAR.get(model.dtype, _ROUGH):
+        return f"its log-probabilities are {apart:.2g} from those of the plain computation"
+    return None
+
+
+def _row(ids: Sequence[int], prompt: int) -> Sampled:
+    return Sampled(text="", prompt_ids=array("i", ids[:prompt]), output_ids=array("i", ids[prompt:]), logprobs=array("f"))
+
+
+class Past:
+    """The keys and values of a beginning, for many rows to read, and the way back of their gradients."""
+
+    def __init__(self, model: Any, ids: Ids) -> None:
+        cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
+        model(input_ids=torch.tensor([ids.tolist()], device=model.device), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        if any(layer.is_sliding for layer in cache.layers):
+            raise ValueError("its layers see a part of the text")
+        self._made = [state for layer in cache.layers for state in (layer.keys, layer.values)]
+        self._read: list[Tensor] = [state.detach().requires_grad_(torch.is_grad_enabled()) for state in self._made]
+
+    def cache(self, rows: int) -> DynamicCache:
+        """For so many rows at once."""
+        states = iter(state.expand(rows, -1, -1, -1) for state in self._read)
+        return DynamicCache(list(zip(states, states, strict=True)))
+
+    def backward(self) -> None:
+        """Send what the rows left on the keys and values back through the beginning."""
+        met = [(made, read.grad) for made, read in zip(self._made, self._read, strict=True) if made.requires_grad and read.grad is not None]
+        if met:
+            torch.autograd.backward([made for made, _ in met], [gradient for _, gradient in met])
+
+
+def _parts(rows: Sequence[Sampled], bundle: Bundle, tokens: int) -> Iterator[tuple[int, ...]]:
+    """The rows of a bundle, the longest first, so many at a time that the tokens suffice."""
+    lengths = {number: len(rows[number].prompt_ids) - bundle.shared + len(rows[number].output_ids) for number in bundle.rows}
+    order = sorted(bundle.rows, key=lambda number: -lengths[number])
+    while order:
+        fitting = max(tokens // lengths[order[0]], 1)
+        yield tuple(order[:fitting])
+        del order[:fitting]
+
+
+def _part(model: Any, rows: Sequence[Sampled], numbers: tuple[int, ...], shared: int, past: Past | None, temperature: float) -> Part:
+    taken = [rows[number] for number in numbers]
+    texts = [(row.prompt_ids[shared:] + row.output_ids).tolist() for row in taken]
+    width, first = max(map(len, texts)), min(len(row.prompt_ids) for row in taken) - shared - 1
+    inputs = torch.tensor([text + [0] * (width - len(text)) for text in texts], device=model.device)  # what follows a row changes nothing in it
+    cache = past.cache(len(taken)) if past else None
+    logits = model(
+        input_ids=inputs, past_key_values=cache, use_cache=past is not None, logits_to_keep=torch.arange(first, width - 1, device=model.device)
+    ).logits
+    if logits.shape[1] == width:  # a model that keeps them all
+        logits = logits[:, first:-1]
+    before = [(row, place) for row, one in enumerate(taken) for place in range(len(one.output_ids))]
+    which = torch.tensor([row for row, _ in before], device=model.device)
+    places = torch.tensor([len(taken[row].prompt_ids) - shared - 1 - first + place for row, place in before], device=model.device)
+    said = inputs[which, places + first + 1]
+    chosen = logits[which, places]
+    every = torch.log_softmax((chosen if chosen.dtype == torch.float64 else chosen.float()) / temperature, dim=-1)
+    with torch.no_grad():
+        entropies = -(every.exp() * every).sum(dim=-1)
+    return Part(
+        rows=numbers,
+        lengths=tuple(len(row.output_ids) for row in taken),
+        logprobs=every.gather(-1, said[:, None])[:, 0],
+        entropies=entropies,
+    )

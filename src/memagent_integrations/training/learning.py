@@ -1,0 +1,65 @@
+"""From rollouts to gradients: the loss of multi-conversation DAPO over the conversations of a batch.
+
+The mean runs over all tokens of all conversations of all processes (token mean): a long conversation weighs more than a short one, and a batch that
+is dealt into several optimizer steps gives every token the weight that it has in one. Source: MemAgent (arXiv:2507.02259), section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memagent_integrations.training.conversations import Sampled
+from memagent_integrations.training.forward import Part, forwards
+from memagent_integrations.training.losses import correction, kl, policy_loss
+from memagent_integrations.training.metrics import Sums
+from memagent_integrations.training.prefixes import Bundle
+from memagent_integrations.training.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The conversations of a batch, each with the advantage of its rollout.
+
+    `old` and `reference` are the log-probabilities of what each wrote, by the policy when the batch began and by the start policy; None: those of the
+    sampling, and no reference.
+    """
+
+    said: Sequence[Sampled]
+    advantages: Sequence[float]
+    old: Sequence[Tensor] | None = None
+    reference: Sequence[Tensor] | None = None
+
+
+def backward(model: Any, rows: Rows, shared: Sequence[Bundle], settings: Settings, *, tokens: float, sums: Sums) -> None:
+    """Add the gradients of some of the rows to those of the model; `tokens` is what the loss is divided by."""
+    for part in forwards(model, rows.said, shared, temperature=settings.temperature, tokens=settings.tokens):
+        torch.autograd.backward(_loss(part, rows, settings, sums) / tokens)
+
+
+def _loss(part: Part, rows: Rows, settings: Settings, sums: Sums) -> Tensor:
+    """The loss of a part, summed over its tokens."""
+    new = part.logprobs
+    sampled = _flat([torch.tensor(rows.said[number].logprobs) for number in part.rows], new)
+    old = sampled if rows.old is None else _flat([rows.old[number] for number in part.rows], new)
+    each = torch.tensor([rows.advantages[number] for number in part.rows], dtype=new.dtype, device=new.device)
+    advantage = each.repeat_interleave(torch.tensor(part.lengths, device=new.device))
+    loss, held = policy_loss(new, old, advantage, settings.clip)
+    if settings.correction is not None:
+        loss = loss * correction(old, sampled, settings.correction)
+    if rows.reference is not None:
+        far = kl(new, _flat([rows.reference[number] for number in part.rows], new))
+        loss = loss + settings.kl * far
+        sums.add("kl", far)
+    sums.add("loss", loss)
+    sums.add("clipped", held)
+    sums.add("entropy", part.entropies)
+    return loss.sum()
+
+
+def _flat(values: Sequence[Tensor], like: Tensor) -> Tensor:
+    return torch.cat(list(values)).to(device=like.device, dtype=like.dtype)

@@ -1,0 +1,63 @@
+"""Figures of a training: means over all tokens, steps or rollouts of all processes, one line a batch in a JSONL file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memagent_integrations.errors import UsageError, why
+
+
+class Sums:
+    """Sums that become means: added up on the way, in any order, over all processes at the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, values: Tensor | Iterable[float], count: float | None = None) -> None:
+        """Add values to the mean of this name; `count`: of how many things they are, if not one each."""
+        found = (values if isinstance(values, Tensor) else torch.tensor(list(values))).detach().double()
+        pair = torch.stack([found.sum(), torch.tensor(float(found.numel() if count is None else count), dtype=torch.float64, device=found.device)])
+        self._sums[name] = self._sums.get(name, torch.zeros(2, dtype=torch.float64)) + pair.cpu()
+
+    def means(self, accelerator: Any, names: Iterable[str]) -> dict[str, float]:
+        """The means of these names over all processes, which have to ask for the same; of what nobody added there is none."""
+        asked = list(names)
+        own = torch.stack([self._sums.get(name, torch.zeros(2, dtype=torch.float64)) for name in asked]).to(accelerator.device)
+        totals = accelerator.reduce(own, reduction="sum").tolist()
+        return {name: total / count for name, (total, count) in zip(asked, totals, strict=True) if count}
+
+
+def write(path: Path, metrics: Mapping[str, Any]) -> None:
+    """Add a line.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {str(path)!r}: {why(error)}") from error
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines that are whole."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+
+
+def rewind(path: Path, step: int) -> None:
+    """Take away the lines behind those of batch `step`, which are made again; at the beginning all of them."""
+    if not path.exists():
+        return
+    lines = [metrics for metrics in read(path) if metrics["step"] <= step and step]
+    new = path.with_name(f"{path.name}.new")
+    new.write_text("".join(json.dumps(metrics) + "\n" for metrics in lines), encoding="utf-8")
+    new.replace(path)

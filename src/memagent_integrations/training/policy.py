@@ -1,0 +1,47 @@
+"""The weights that are trained: an adapter, or all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from memagent_integrations.errors import UsageError
+from memagent_integrations.training.sampler import Sampler
+from memagent_integrations.training.settings import Settings
+
+
+def start(policy: Sampler, settings: Settings) -> None:
+    """Make the policy's model ready to learn. An adapter that it has already goes on being trained; else `settings.lora` says which to add.
+
+    Raises:
+        UsageError: the adapter does not fit the model.
+    """
+    torch.manual_seed(settings.seed)
+    model = policy.model
+    if settings.lora is None:
+        model.requires_grad_(True)
+    elif isinstance(model, PeftModel):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+    else:
+        lora, targets = settings.lora, settings.lora.targets
+        config = LoraConfig(
+            task_type="CAUSAL_LM", r=lora.rank, lora_alpha=lora.alpha, target_modules=targets if isinstance(targets, str) else list(targets)
+        )
+        try:
+            policy.model = get_peft_model(model, config)
+        except ValueError as error:
+            raise UsageError(f"the model has no layers {targets!r} to adapt: {error}") from error
+    if settings.gradient_checkpointing:
+        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        policy.model.enable_input_require_grads()
+        policy.model.train()
+    else:
+        policy.model.eval()  # no dropout: what is learned from is what was sampled
+
+
+def named(model: Any) -> dict[str, torch.nn.Parameter]:
+    """The parameters that learn, by their names."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

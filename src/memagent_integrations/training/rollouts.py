@@ -1,0 +1,94 @@
+"""Rollouts: a question read several times by the policy, and what each reading is worth."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from memagent_integrations.errors import UsageError
+from memagent_integrations.evaluation.samples import Sample
+from memagent_integrations.evaluation.scoring import METRICS
+from memagent_integrations.prompts import last_boxed
+from memagent_integrations.reader import Reader
+from memagent_integrations.records import Reading
+from memagent_integrations.training.advantages import overlong
+from memagent_integrations.training.conversations import Sampled
+
+Reward = Callable[[Reading, Sample, str], float]
+"""From a reading, what was asked and the name of the task's metric to a number; a reading without an answer has `answer` None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One reading of question number `group` and its reward."""
+
+    group: int
+    reading: Reading
+    reward: float
+
+    @property
+    def conversations(self) -> tuple[Sampled, ...]:
+        """The calls of the policy, one a memory update and one for the answer."""
+        return tuple(step.reply for step in self.reading.steps if isinstance(step.reply, Sampled))
+
+
+def roll_out(reader: Reader, asked: Sequence[tuple[Sample, str]], *, group: int, reward: Reward) -> tuple[list[Rollout], list[Reading]]:
+    """Every question (a sample and its metric) read `group` times side by side, by the loop that reads; then the readings that failed.
+
+    A policy that writes nonsense has failed at its task: that is a rollout. A reading failed where a call did: it says nothing of the policy.
+    """
+    jobs, whose = [], []
+    for number, (sample, _) in enumerate(asked):
+        text = sample.document()  # one object: it is cut into chunks once for the group
+        jobs += [(sample.question, text)] * group
+        whose += [number] * group
+    rollouts, failed = [], []
+    for number, reading in zip(whose, reader.read_many(jobs), strict=True):
+        sample, metric = asked[number]
+        if reading.error and (not reading.steps or reading.steps[-1].phase != "answer"):
+            failed.append(reading)
+        else:
+            rollouts.append(Rollout(group=number, reading=reading, reward=reward(reading, sample, metric)))
+    return rollouts, failed
+
+
+def answer_reward(reading: Reading, sample: Sample, metric: str) -> float:
+    """The score of the answer by the metric of its task: `evaluation.scoring`, 0.0 to 1.0; "boxed_em" is given the whole reply."""
+    if reading.answer is None:
+        return 0.0
+    return METRICS[metric](reading.steps[-1].reply.text if metric == "boxed_em" else reading.answer, sample.answers)
+
+
+def in_form(reading: Reading) -> bool:
+    r"""Whether the answer stands in a \boxed{}."""
+    return bool(reading.steps) and last_boxed(reading.steps[-1].reply.text) is not None
+
+
+def too_long(rollout: Rollout, buffer: int) -> float:
+    """What a rollout loses because its replies are long: the mean over its conversations, from -1 to 0 however many there are."""
+    budgets = rollout.reading.budgets
+    lost = [
+        overlong(torch.tensor([float(step.reply.usage.completion_tokens or 0)]), budgets.output(step.phase), min(buffer, budgets.output(step.phase)))
+        for step in rollout.reading.steps
+    ]
+    return float(torch.cat(lost).mean())
+
+
+def load_reward(name: str) -> Reward:
+    """The reward of a dotted name, "package.module:function".
+
+    Raises:
+        UsageError: there is no such function.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"the reward {name!r} has to be package.module:function ({error})") from error
+    if not callable(found):
+        raise UsageError(f"the reward {name!r} is no function")
+    reward: Reward = found
+    return reward

@@ -1,0 +1,146 @@
+"""The policy at work: a transformers model that keeps what it writes as tokens, with their probabilities, and reads a shared beginning once."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from memagent_integrations.backends.transformers import TransformersBackend
+from memagent_integrations.errors import BackendError, MemAgentError
+from memagent_integrations.records import Message, Prompt, Reply, Usage
+from memagent_integrations.settings import check_int
+from memagent_integrations.training.conversations import Sampled
+from memagent_integrations.training.forward import Past
+from memagent_integrations.training.prefixes import bundles
+
+_SIDE_BY_SIDE = 1 << 16  # readings
+
+
+class Sampler(TransformersBackend):
+    """A `TransformersBackend` whose replies are `Sampled`. All readings that it is given go on side by side.
+
+    Prompts are computed together as long as they and their replies come to `tokens` tokens. `share`: what prompts begin with alike is computed once
+    (`usage.cached_tokens` says how much that saved). `options` are those of `TransformersBackend`.
+
+    Raises:
+        as `TransformersBackend`.
+    """
+
+    def __init__(self, model: str | Path, *, temperature: float = 1.0, tokens: int = 32_768, share: bool = True, **options: Any) -> None:
+        check_int(tokens=tokens)
+        super().__init__(model, temperature=temperature, batch_size=_SIDE_BY_SIDE, **options)
+        self.share = share
+        self._most = tokens
+        self.count = lru_cache(4096)(self._chat.count)  # type: ignore[method-assign]  # rollouts of a group ask for the same texts
+
+    @property
+    def model(self) -> Any:
+        """The torch module."""
+        return self._model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._model = model
+
+    @property
+    def tokenizer(self) -> Any:
+        """That of the model."""
+        return self._tokenizer
+
+    @contextmanager
+    def greedy(self) -> Iterator[None]:
+        """Write the likeliest tokens, for as long as this is open."""
+        temperature, self._temperature = self._temperature, 0.0
+        try:
+            yield
+        finally:
+            self._temperature = temperature
+
+    def shown(self, messages: tuple[Message, ...], reply: str) -> Sampled:
+        """A reply that the policy did not write, as it would have written it.
+
+        Raises:
+            ContextOverflow: both do not fit into the window.
+        """
+        output = [*self._tokenizer(reply, add_special_tokens=False, verbose=False)["input_ids"], self._tokenizer.eos_token_id]
+        prompt = self._chat.encode(Prompt(index=0, phase="memory", messages=messages, max_tokens=len(output)), self.window)
+        return Sampled(text=reply, prompt_ids=array("i", prompt), output_ids=array("i", output), logprobs=array("f"))
+
+    def _groups(self, rows: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+        places = list(rows)
+        for bundle in bundles([array("i", rows[place]) for place in places]) if self.share else ():
+            if bundle.shared:
+                group = [places[number] for number in bundle.rows]
+                size = max(self._most // max(len(rows[place]) for place in group), 1)
+                yield from (group[start : start + size] for start in range(0, len(group), size))
+                rows = {place: row for place, row in rows.items() if place not in set(group)}
+        order = sorted(rows, key=lambda place: -len(rows[place]))
+        while order:
+            size = max(self._most // len(rows[order[0]]), 1)
+            yield order[:size]
+            del order[:size]
+
+    def _replies(self, rows: list[list[int]], limits: list[int]) -> list[Reply | MemAgentError]:
+        started = time.perf_counter()
+        try:
+            [bundle, *rest] = bundles([array("i", row) for row in rows]) if self.share else [None]
+            shared = bundle.shared if bundle and not rest else 0
+            recorder = _Recorder(self._temperature or 1.0)
+            more: dict[str, Any] = {"logits_processor": LogitsProcessorList([recorder])}
+            if shared:
+                more["past_key_values"] = self._past(rows[0][:shared], len(rows))
+            written = self._generate(rows, limits, shared=shared, **more)
+        except BackendError as error:
+            return [BackendError(str(error), retryable=error.retryable) for _ in rows]
+        replies = zip(rows, written, recorder.logprobs(written), strict=True)
+        return [self._sampled(row, ids, logprobs, started, shared if number else 0) for number, (row, ids, logprobs) in enumerate(replies)]
+
+    def _past(self, ids: list[int], rows: int) -> Any:
+        with self._lock, self._errors(rows), torch.no_grad():
+            return Past(self._model, array("i", ids)).cache(rows)
+
+    def _sampled(self, row: list[int], ids: list[int], logprobs: list[float], started: float, cached: int) -> Sampled:
+        reply = self._reply(row, ids, started)
+        usage = Usage(prompt_tokens=len(row), completion_tokens=len(ids), cached_tokens=cached)
+        return Sampled(
+            text=reply.text,
+            usage=usage,
+            finish_reason=reply.finish_reason,
+            seconds=reply.seconds,
+            prompt_ids=array("i", row),
+            output_ids=array("i", ids),
+            logprobs=array("f", logprobs),
+        )
+
+
+class _Recorder(LogitsProcessor):
+    """Keeps the log-probability of every token that is chosen. It is asked before each of them, with all that were chosen so far."""
+
+    def __init__(self, temperature: float) -> None:
+        self._temperature = temperature
+        self._chosen: list[Tensor] = []  # one a token, (rows,)
+        self._next: Tensor | None = None  # (rows, vocabulary): of those that may come next
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        if self._next is not None:
+            self._chosen.append(self._next.gather(-1, input_ids[:, -1:])[:, 0])
+        self._next = torch.log_softmax(scores.float() / self._temperature, dim=-1)
+        return scores
+
+    def logprobs(self, written: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Those of what each row wrote."""
+        if self._next is None:
+            raise AssertionError("nothing was written")
+        known = torch.stack(self._chosen, dim=1).tolist() if self._chosen else [[] for _ in written]
+        place = len(self._chosen)
+        last = self._next[range(len(written)), [ids[place] if len(ids) > place else 0 for ids in written]].tolist()
+        return [[*earlier, end][: len(ids)] for earlier, end, ids in zip(known, last, written, strict=True)]

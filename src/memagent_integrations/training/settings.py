@@ -1,0 +1,100 @@
+"""What a training run is told: numbers whose defaults are those of the published runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memagent_integrations.errors import UsageError
+from memagent_integrations.settings import check_int, check_number, given
+from memagent_integrations.training.losses import Clip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """A LoRA adapter (arXiv:2106.09685): its `rank`, its scale (`alpha` / `rank`), and the names of the layers that get one ("all-linear": all)."""
+
+    rank: int = 32
+    alpha: int = 64
+    targets: str | tuple[str, ...] = "all-linear"
+
+    def __post_init__(self) -> None:
+        check_int(lora_rank=self.rank, lora_alpha=self.alpha)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Multi-conversation DAPO. Defaults: the runs of MemAgent (arXiv:2507.02259); the options beyond them are those of DAPO (arXiv:2503.14476).
+
+    Args:
+        steps: batches of rollouts.
+        questions: questions of a batch, over all processes.
+        group: rollouts of a question.
+        updates: optimizer steps a batch, however many turns the documents take.
+        learning_rate: of AdamW, constant after `warmup` optimizer steps.
+        weight_decay: of AdamW.
+        max_grad_norm: gradients are scaled down to this norm.
+        temperature: with which rollouts are sampled.
+        clip: how far a token's probability may move in a batch.
+        kl: weight of the divergence from the start, which takes a LoRA adapter; 0: none.
+        scale: divide advantages by the deviation of their group.
+        dynamic: drop the groups whose rewards are all equal and ask more questions in their place, at most `refills` times as many as a batch has.
+        refills: see `dynamic`.
+        overlong: tokens before the output limit in which a reply begins to lose reward; 0: none.
+        rescore: compute the log-probabilities of the rollouts anew before the first update; else those of the sampling count.
+        correction: the most that a token may weigh because sampling and training computed other probabilities (takes `rescore`); None: all weigh 1.
+        format_reward: added to the reward of an answer in the prescribed form.
+        lora: the adapter that is trained; None: all weights are.
+        share: compute what the rollouts of a question begin with once. A model that cannot do it is trained the plain way.
+        tokens: most tokens of one forward pass, padding included.
+        gradient_checkpointing: compute activations anew in place of keeping them; it rules out `share`.
+        seed: of all that is drawn.
+        evaluate_every: batches between evaluations; 0: none.
+        save_every: batches between checkpoints.
+        keep: checkpoints that are kept.
+        readings_every: batches between readings that are saved for a person to look at; 0: none.
+
+    Raises:
+        UsageError: a setting is wrong, or two of them do not go together.
+    """
+
+    steps: int = 200
+    questions: int = 128
+    group: int = 16
+    updates: int = 16
+    learning_rate: float = 1e-6
+    warmup: int = 20
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    temperature: float = 1.0
+    clip: Clip = field(default_factory=Clip)
+    kl: float = 1e-3
+    scale: bool = False
+    dynamic: bool = False
+    refills: int = 3
+    overlong: int = 0
+    rescore: bool = True
+    correction: float | None = None
+    format_reward: float = 0.0
+    lora: Lora | None = field(default_factory=Lora)
+    share: bool = True
+    tokens: int = 16_384
+    gradient_checkpointing: bool = False
+    seed: int = 0
+    evaluate_every: int = 10
+    save_every: int = 1
+    keep: int = 2
+    readings_every: int = 10
+
+    def __post_init__(self) -> None:
+        check_int(steps=self.steps, questions=self.questions, updates=self.updates, tokens=self.tokens, save_every=self.save_every, keep=self.keep)
+        check_int(least=2, group=self.group)
+        check_int(least=0, warmup=self.warmup, overlong=self.overlong, seed=self.seed, refills=self.refills)
+        check_int(least=0, evaluate_every=self.evaluate_every, readings_every=self.readings_every)
+        check_number(learning_rate=self.learning_rate, weight_decay=self.weight_decay, max_grad_norm=self.max_grad_norm, kl=self.kl)
+        check_number(least=0.01, temperature=self.temperature)
+        check_number(least=1, **given(correction=self.correction))
+        check_number(format_reward=self.format_reward)
+        if self.kl and not self.lora:
+            raise UsageError("kl compares with the start, which only an adapter leaves in place: set kl=0 to train all weights, or give lora")
+        if self.correction and not self.rescore:
+            raise UsageError("correction compares the probabilities of training with those of sampling: it takes rescore=True")

@@ -1,0 +1,280 @@
+"""Multi-conversation DAPO on one machine: read, reward, compare, learn.
+
+One batch: every question is read by the policy several times (`rollouts`); a reading is worth its reward beside the others of its question
+(`advantages`); every conversation of it, a memory update or the answer, learns from that number (`learning`). Source: MemAgent, arXiv:2507.02259.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from transformers import get_scheduler
+
+from memagent_integrations.errors import BackendError, UsageError
+from memagent_integrations.evaluation.samples import Sample
+from memagent_integrations.reader import Reader
+from memagent_integrations.training import metrics
+from memagent_integrations.training.advantages import advantages, informative
+from memagent_integrations.training.batches import deal
+from memagent_integrations.training.checkpoints import Checkpoints, Place
+from memagent_integrations.training.forward import cannot_share, scores
+from memagent_integrations.training.learning import Rows, backward
+from memagent_integrations.training.metrics import Sums
+from memagent_integrations.training.policy import named, start
+from memagent_integrations.training.rollouts import Reward, Rollout, answer_reward, in_form, roll_out, too_long
+from memagent_integrations.training.sampler import Sampler
+from memagent_integrations.training.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+Question = tuple[Sample, str]
+"""What is asked, and the name of the metric that scores the answer."""
+Draw = Callable[[int, float], Question]
+"""Question number n of the training data, at a share of the run (0.0 its beginning, 1.0 its end): the same n and share, the same question."""
+
+_MEANS = (
+    *("reward", "reward_deviation", "collapsed", "failed", "steps_a_rollout", "answer_tokens", "memory_tokens", "kept", "cut"),
+    *("loss", "clipped", "kl", "entropy", "gap", "shared", "tokens"),
+)
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """The rollouts of this process for one batch, and its advantages."""
+
+    rollouts: list[Rollout] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
+
+
+class Trainer:
+    """Trains the policy of a reader.
+
+    `train` is an iterator over the metrics of each batch; what it made so far is in `folder`, and another trainer with the same arguments goes on
+    from there.
+
+    Args:
+        reader: how the policy reads: its prompts, its budgets, and a `Sampler` as its backend.
+        draw: the training data.
+        settings: see `Settings`.
+        folder: for metrics, checkpoints and saved readings.
+        validation: by name, questions that are not in the training data; each is answered greedily every `evaluate_every` batches.
+        reward: what a reading is worth; by default the score of its answer.
+        accelerator: processes and trackers; several processes share the questions of a batch.
+
+    Raises:
+        UsageError: a setting is wrong, or the folder holds a training with other settings.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        draw: Draw,
+        settings: Settings,
+        folder: str | Path,
+        *,
+        validation: Mapping[str, Sequence[Question]] | None = None,
+        reward: Reward = answer_reward,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        if not isinstance(reader.backend, Sampler):
+            raise UsageError(f"training takes a reader whose backend is a Sampler, not {reader.backend!r}")
+        self.reader, self.policy, self.draw, self.settings = reader, reader.backend, draw, settings
+        self.accelerator = accelerator or Accelerator()
+        self.folder, self.validation, self.reward = Path(folder), dict(validation or {}), reward
+        if settings.questions % self.accelerator.num_processes:
+            raise UsageError(f"questions ({settings.questions}) has to be a multiple of the processes ({self.accelerator.num_processes})")
+        start(self.policy, settings)
+        self.optimizer = torch.optim.AdamW(list(named(self.policy.model).values()), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        self.scheduler = get_scheduler("constant_with_warmup", self.optimizer, num_warmup_steps=settings.warmup)
+        self.alone = cannot_share(self.policy.model) if settings.share else "it is switched off"
+        if self.alone and settings.share:
+            _log.warning("every rollout is computed whole, as this model cannot share what rollouts begin with: %s", self.alone)
+        self.policy.share = self.alone is None
+        made = asdict(settings) | {"processes": self.accelerator.num_processes, "model": self.policy.name, "prompts": reader.prompts.name}
+        parts = {"optimizer": self.optimizer, "scheduler": self.scheduler}
+        self.checkpoints = Checkpoints(folder=self.folder, made=made, model=self.policy.model, learner=parts)
+        self.place = self.checkpoints.resume() or Place(positions=(0,) * self.accelerator.num_processes)
+        self._drawn = self.place.positions[self.accelerator.process_index]
+        if self.accelerator.is_main_process:
+            metrics.rewind(self.folder / "metrics.jsonl", self.place.step)
+
+    def train(self) -> Iterator[dict[str, float]]:
+        """Go through the batches that are left; the metrics of each, when its checkpoint is written."""
+        settings = self.settings
+        if not self.place.step and settings.evaluate_every and self.validation:
+            self._record({"step": 0} | self.evaluate())
+        while self.place.step < settings.steps:
+            told = self.batch()
+            positions = self.accelerator.gather(torch.tensor([self._drawn], device=self.accelerator.device)).tolist()
+            self.place = replace(self.place, step=self.place.step + 1, positions=tuple(positions))
+            if settings.evaluate_every and self.validation and self._due(settings.evaluate_every):
+                told |= self.evaluate()
+            self._record({"step": self.place.step} | told)
+            if self._due(settings.save_every):
+                self._by_one(lambda: self.checkpoints.save(self.place, keep=settings.keep))
+            yield told
+
+    def batch(self) -> dict[str, float]:
+        """One batch: read, reward, compare, learn."""
+        torch.manual_seed(hash((self.settings.seed, self.place.step, self.accelerator.process_index)))
+        sums, began = Sums(), time.perf_counter()
+        batch = self.collect(sums)
+        read = time.perf_counter()
+        norms = self.learn(batch, sums)
+        learned = time.perf_counter()
+        told = sums.means(self.accelerator, _MEANS)
+        tokens = told.pop("tokens", 0.0) * self.accelerator.num_processes
+        told |= {"learning_rate": self.scheduler.get_last_lr()[0], "gradient_norm": sum(norms) / max(len(norms), 1), "updates": len(norms)}
+        return told | {"rollout_seconds": read - began, "learn_seconds": learned - read, "tokens_a_second": tokens / (learned - began)}
+
+    def collect(self, sums: Sums) -> Batch:
+        """The rollouts of a batch, with their advantages; with dynamic sampling only those of groups that teach something."""
+        settings, batch = self.settings, Batch()
+        wanted = settings.questions // self.accelerator.num_processes
+        rounds = 1 + settings.refills if settings.dynamic else 1
+        groups = 0
+        while groups < wanted and rounds:
+            rounds -= 1
+            asked = [self._next() for _ in range(wanted - groups)]
+            rollouts, failed = roll_out(self.reader, asked, group=settings.group, reward=self._reward)
+            if failed and not rollouts:
+                raise failed[0].error or BackendError("no rollout came to an end")
+            kept, worth = self._compared(rollouts, sums)
+            groups += len({rollout.group for rollout in kept})
+            batch.rollouts += kept
+            batch.advantages += worth
+            sums.add("failed", [1.0] * len(failed) + [0.0] * len(rollouts))
+        _describe(batch.rollouts, sums)
+        return batch
+
+    def learn(self, batch: Batch, sums: Sums) -> list[float]:
+        """The optimizer steps of a batch; the norm of the gradient at each."""
+        settings, model = self.settings, self.policy.model
+        rows = self._rows(batch)
+        dealt = deal(rows.said, settings.updates, share=self.alone is None, seed=(settings.seed, self.place.step))
+        total = self._total(sum(len(row.output_ids) for row in rows.said)) / settings.updates
+        every = [bundle for part in dealt for bundle in part]
+        prompts = sum(len(row.prompt_ids) for row in rows.said)
+        sums.add("shared", torch.tensor(float(sum(bundle.saved() for bundle in every))), prompts)
+        sums.add("tokens", [float(sum(len(row.prompt_ids) + len(row.output_ids) for row in rows.said))])
+        rows = self._scored(rows, every, sums)
+        norms = []
+        for part in dealt if total else ():
+            backward(model, rows, part, settings, tokens=total, sums=sums)
+            norms.append(self._update())
+        return norms
+
+    def evaluate(self) -> dict[str, float]:
+        """The mean score of greedy readings, by the name of the validation set; "validation" is the mean of these, and the best is kept."""
+        index, processes = self.accelerator.process_index, self.accelerator.num_processes
+        sums = Sums()
+        with self.policy.greedy():
+            for name, questions in self.validation.items():
+                own = questions[index::processes]
+                rollouts, failed = roll_out(self.reader, own, group=1, reward=answer_reward)
+                sums.add(f"validation/{name}", [rollout.reward for rollout in rollouts] + [0.0] * len(failed))
+        told = sums.means(self.accelerator, [f"validation/{name}" for name in self.validation])
+        told["validation"] = sum(told.values()) / len(told)
+        if self.place.best is None or told["validation"] > self.place.best:
+            self.place = replace(self.place, best=told["validation"])
+            self._by_one(lambda: self.checkpoints.keep_best(self.place))
+        return told
+
+    def _next(self) -> Question:
+        index, processes = self.accelerator.process_index, self.accelerator.num_processes
+        number = self._drawn * processes + index
+        self._drawn += 1
+        return self.draw(number, self.place.step / self.settings.steps)
+
+    def _reward(self, reading: Any, sample: Sample, metric: str) -> float:
+        form = self.settings.format_reward * in_form(reading) if self.settings.format_reward else 0.0
+        return self.reward(reading, sample, metric) + form
+
+    def _compared(self, rollouts: list[Rollout], sums: Sums) -> tuple[list[Rollout], list[float]]:
+        """The rollouts that are learned from, and what each is worth beside its group."""
+        settings = self.settings
+        scored = torch.tensor([rollout.reward for rollout in rollouts])
+        rewards = torch.tensor([rollout.reward + (too_long(rollout, settings.overlong) if settings.overlong else 0.0) for rollout in rollouts])
+        groups = torch.tensor([rollout.group for rollout in rollouts])
+        differ = informative(rewards, groups)
+        worth = advantages(rewards, groups, scale=settings.scale)
+        for number in sorted(set(groups.tolist())):
+            own = scored[groups == number]
+            sums.add("reward_deviation", [float(own.std(correction=0))])
+            sums.add("collapsed", [float(not differ[groups == number].any())])
+        sums.add("reward", scored)
+        chosen = [number for number in range(len(rollouts)) if differ[number] or not settings.dynamic]
+        return [rollouts[number] for number in chosen], [float(worth[number]) for number in chosen]
+
+    def _rows(self, batch: Batch) -> Rows:
+        """A row for each conversation; those of advantage 0 count as tokens, and in the divergence from the start."""
+        each = zip(batch.rollouts, batch.advantages, strict=True)
+        pairs = [(said, worth) for rollout, worth in each for said in rollout.conversations]
+        return Rows(said=[said for said, _ in pairs], advantages=[worth for _, worth in pairs])
+
+    def _scored(self, rows: Rows, every: Sequence[Any], sums: Sums) -> Rows:
+        """The rows with the probabilities that training computes for them, and those of the start."""
+        settings, model = self.settings, self.policy.model
+
+        def scored() -> list[Tensor]:
+            return scores(model, rows.said, every, temperature=settings.temperature, tokens=settings.tokens)
+
+        old = scored() if settings.rescore else None
+        reference = None
+        if settings.kl:
+            with model.disable_adapter():
+                reference = scored()
+        for row, computed in zip(rows.said, old or (), strict=False):
+            sums.add("gap", (computed.cpu() - torch.tensor(row.logprobs)).abs())
+        return Rows(said=rows.said, advantages=rows.advantages, old=old, reference=reference)
+
+    def _total(self, count: float) -> float:
+        value = torch.tensor([float(count)], dtype=torch.float64, device=self.accelerator.device)
+        return float(self.accelerator.reduce(value, reduction="sum"))
+
+    def _update(self) -> float:
+        """One step of the optimizer with the gradients of all processes; their norm."""
+        parameters = list(named(self.policy.model).values())
+        if self.accelerator.num_processes > 1:
+            for parameter in parameters:
+                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = self.accelerator.reduce(own, reduction="sum")
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        return float(norm)
+
+    def _due(self, every: int) -> bool:
+        return self.place.step % every == 0 or self.place.step == self.settings.steps
+
+    def _by_one(self, write: Callable[[], None]) -> None:
+        """One process writes, and the others wait."""
+        if self.accelerator.is_main_process:
+            write()
+        self.accelerator.wait_for_everyone()
+
+    def _record(self, told: Mapping[str, float]) -> None:
+        if self.accelerator.is_main_process:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            metrics.write(self.folder / "metrics.jsonl", told)
+        self.accelerator.log(dict(told), step=int(told["step"]))
+
+
+def _describe(rollouts: Sequence[Rollout], sums: Sums) -> None:
+    """What the policy does: how much it writes, and how often a memory is kept or cut."""
+    for rollout in rollouts:
+        for step in rollout.reading.steps:
+            sums.add("answer_tokens" if step.phase == "answer" else "memory_tokens", [float(step.reply.usage.completion_tokens or 0)])
+            if step.phase == "memory":
+                sums.add("kept", [float(step.outcome == "kept")])
+                sums.add("cut", [float(step.cut)])
+        sums.add("steps_a_rollout", [float(len(rollout.reading.steps))])

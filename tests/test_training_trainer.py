@@ -1,0 +1,195 @@
+"""The trainer, on a model small enough to be trained here: what it makes of rollouts, and that a training that was killed goes on as if it had not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from carry_a_fact import model_of, reader_of, sample  # noqa: E402
+
+from memagent_integrations.backends import ScriptedBackend  # noqa: E402
+from memagent_integrations.errors import UsageError  # noqa: E402
+from memagent_integrations.reader import Reader  # noqa: E402
+from memagent_integrations.training.metrics import Sums, read  # noqa: E402
+from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
+from memagent_integrations.training.trainer import Trainer  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks transformers for it
+
+SMALL = {"questions": 4, "group": 4, "updates": 2, "learning_rate": 1e-3, "warmup": 0, "kl": 0.0, "lora": None, "evaluate_every": 0, "readings_every": 0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_of(tmp_path_factory.mktemp("model"), 0)
+
+
+def draw(number: int, share: float) -> Any:
+    return sample(("train", number)), "em"
+
+
+def echo(reading: Any, asked: Any, metric: str) -> float:
+    """A reward that an untrained model gets sometimes: of its memories, how many are one sign."""
+    memories = [step.reply.text for step in reading.steps if step.phase == "memory"]
+    return sum(len(memory) == 1 for memory in memories) / len(memories)
+
+
+def trainer(model: Path, folder: Path, **settings: Any) -> Trainer:
+    more = {name: settings.pop(name) for name in ("validation", "reward", "draw") if name in settings}
+    return Trainer(reader_of(model), more.pop("draw", draw), Settings(**(SMALL | {"steps": 3} | settings)), folder, **({"reward": echo} | more))
+
+
+def figures(lines: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Metrics without what the clock says."""
+    return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
+
+
+def weights(found: Trainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in found.policy.model.parameters() if parameter.requires_grad])
+
+
+def test_a_batch_has_the_same_number_of_updates_however_long_the_documents_are(model: Path, tmp_path: Path) -> None:
+    for length in (1, 3):
+        found = trainer(model, tmp_path / str(length), steps=1, updates=3, draw=lambda number, share, length=length: (sample(number, length), "em"))
+        [told] = list(found.train())
+        assert told["updates"] == 3
+        assert told["steps_a_rollout"] == 5 * length + 1
+
+
+def test_what_is_told_of_a_batch(model: Path, tmp_path: Path) -> None:
+    found = trainer(model, tmp_path, steps=2, kl=0.01, lora=Lora(rank=4, alpha=8))
+    list(found.train())
+    first, second = read(tmp_path / "metrics.jsonl")
+    assert first["step"] == 1
+    assert 0 < first["reward"] < 1
+    assert first["reward_deviation"] > 0
+    assert first["gap"] < 1e-4  # sampling and training compute the same probabilities
+    assert first["kl"] < second["kl"]  # it moves away from the start
+    assert first["entropy"] > 0
+    assert first["gradient_norm"] > 0
+    assert {"collapsed", "failed", "answer_tokens", "memory_tokens", "kept", "cut", "clipped", "shared", "tokens_a_second"} <= set(first)
+
+
+def test_the_policy_learns_what_is_rewarded(model: Path, tmp_path: Path) -> None:
+    told = list(trainer(model, tmp_path, steps=12, questions=8, group=8, learning_rate=2e-3).train())
+    assert sum(one["reward"] for one in told[-3:]) > 1.5 * sum(one["reward"] for one in told[:3])
+
+
+def test_only_the_adapter_learns(model: Path, tmp_path: Path) -> None:
+    found = trainer(model, tmp_path, steps=1, lora=Lora(rank=2, alpha=4))
+    before = {name: parameter.clone() for name, parameter in found.policy.model.named_parameters()}
+    list(found.train())
+    moved = {name for name, parameter in found.policy.model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert moved
+    assert all("lora_" in name for name in moved)
+
+
+def test_groups_that_teach_nothing_are_replaced(model: Path, tmp_path: Path) -> None:
+    drawn: list[int] = []
+
+    def watched(number: int, share: float) -> Any:
+        drawn.append(number)
+        return draw(number, share)
+
+    def half(reading: Any, asked: Any, metric: str) -> float:
+        """The questions with an even key are always answered rightly."""
+        return 1.0 if int(asked.question[1:]) % 2 == 0 else echo(reading, asked, metric)
+
+    found = trainer(model, tmp_path, steps=1, dynamic=True, refills=5, reward=half, draw=watched)
+    batch = found.collect(Sums())
+    assert len(drawn) > 4
+    assert drawn == list(range(len(drawn)))
+    assert len(batch.rollouts) == 4 * 4
+    assert all(int(rollout.reading.question[1:]) % 2 for rollout in batch.rollouts)
+
+
+def test_a_batch_that_teaches_nothing_changes_nothing(model: Path, tmp_path: Path) -> None:
+    found = trainer(model, tmp_path, steps=1, reward=lambda *_: 1.0, weight_decay=0.0)
+    before = weights(found)
+    [told] = list(found.train())
+    assert told["collapsed"] == 1
+    assert torch.equal(weights(found), before)
+
+
+def test_a_training_goes_on_where_it_was_as_if_nothing_had_happened(model: Path, tmp_path: Path) -> None:
+    whole = trainer(model, tmp_path / "whole", steps=5)
+    list(whole.train())
+    for _ in range(2):
+        interrupted = trainer(model, tmp_path / "parts", steps=5)
+        iterator = interrupted.train()
+        next(iterator)
+        next(iterator)
+    last = trainer(model, tmp_path / "parts", steps=5)
+    assert last.place.step == 4
+    list(last.train())
+    one, other = (figures(read(tmp_path / name / "metrics.jsonl")) for name in ("whole", "parts"))
+    assert len(one) == len(other) == 5
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-6)
+    assert torch.allclose(weights(whole), weights(last), atol=1e-6)
+
+
+def test_a_killed_training_goes_on(model: Path, tmp_path: Path) -> None:
+    """SIGKILL while the third batch is being made; what is there then gives the same curve as a training that was left alone."""
+    list(trainer(model, tmp_path / "whole", steps=4).train())
+    script = (
+        "import sys, pathlib; sys.path[:0] = [sys.argv[1]]; from test_training_trainer import trainer\n"
+        "for told in trainer(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), steps=4).train(): print(told['reward'], flush=True)"
+    )
+    command = [sys.executable, "-c", script, str(Path(__file__).parent), str(model), str(tmp_path / "killed")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    list(trainer(model, tmp_path / "killed", steps=4).train())
+    one, other = (figures(read(tmp_path / name / "metrics.jsonl")) for name in ("whole", "killed"))
+    assert [line["step"] for line in other] == [1, 2, 3, 4]
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-6)
+
+
+def test_a_checkpoint_that_was_not_finished_is_not_gone_on_from(model: Path, tmp_path: Path) -> None:
+    list(trainer(model, tmp_path, steps=2).train())
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "step-000003.new").mkdir()
+    assert trainer(model, tmp_path, steps=2).place.step == 2
+    assert sorted(path.name for path in checkpoints.iterdir() if path.suffix != ".new") == ["step-000001", "step-000002"]
+
+
+def test_a_training_with_other_settings_is_not_gone_on_with(model: Path, tmp_path: Path) -> None:
+    list(trainer(model, tmp_path, steps=1).train())
+    with pytest.raises(UsageError, match="learning_rate: 0.001, now 0.01"):
+        trainer(model, tmp_path, learning_rate=0.01)
+    assert trainer(model, tmp_path, steps=7, save_every=3).place.step == 1
+
+
+def test_the_best_policy_is_kept(model: Path, tmp_path: Path) -> None:
+    validation = {"near": [(sample(("v", number)), "em") for number in range(8)]}
+    found = trainer(model, tmp_path, steps=2, evaluate_every=1, validation=validation)
+    list(found.train())
+    lines = read(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert all(line["validation"] == line["validation/near"] for line in lines)
+    assert json.loads((tmp_path / "best" / "state.json").read_text())["place"]["best"] == max(line["validation"] for line in lines)
+
+
+def test_a_reader_without_a_sampler_cannot_be_trained(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Sampler"):
+        Trainer(Reader(ScriptedBackend(["x"])), draw, Settings(), tmp_path)
+
+
+def test_layers_that_are_not_there_cannot_be_adapted(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no layers"):
+        trainer(model, tmp_path, lora=Lora(targets=("nothing",)))

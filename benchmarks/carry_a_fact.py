@@ -28,7 +28,7 @@ from memagent_integrations.training.metrics import Sums
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
 from memagent_integrations.training.trainer import Batch, Trainer
-from memagent_integrations.training.warmstart import Shown
+from memagent_integrations.training.warmstart import Shown, warm_start
 
 KEYS, VALUES, FACTS, CHUNKS = 8, 8, 6, 5
 SETTINGS: dict[str, Any] = {

@@ -151,7 +151,6 @@ def test_loss_and_gradients_are_those_of_a_plain_implementation_on_ragged_groups
         {"updates": 0},
         {"learning_rate": -1.0},
         {"temperature": 0.0},
-        {"kl": 0.1, "lora": None},
         {"correction": 2.0, "rescore": False},
         {"correction": 0.5},
     ],

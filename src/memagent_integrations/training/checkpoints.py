@@ -55,6 +55,12 @@ class Checkpoints:
         for old in self._found()[:-keep]:
             shutil.rmtree(old)
 
+    def start(self) -> dict[str, torch.Tensor]:
+        """The weights with which the training began; they are written when this is first called."""
+        if not (self.folder / "start").is_dir():
+            self._write(self.folder / "start", Place())
+        return load_file(self.folder / "start" / _WEIGHTS, device=str(self.model.device))
+
     def keep_best(self, place: Place) -> None:
         """Write the weights that did best so far."""
         self._write(self.folder / "best", place)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.training.sampler import Sampler
@@ -40,6 +43,19 @@ def start(policy: Sampler, settings: Settings) -> None:
         policy.model.train()
     else:
         policy.model.eval()  # no dropout: what is learned from is what was sampled
+
+
+@contextmanager
+def swapped(model: Any, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model with other values of the parameters that learn, for as long as this is open."""
+    own = {name: parameter.data for name, parameter in named(model).items()}
+    try:
+        for name, parameter in named(model).items():
+            parameter.data = weights[name]
+        yield
+    finally:
+        for name, parameter in named(model).items():
+            parameter.data = own[name]
 
 
 def named(model: Any) -> dict[str, torch.nn.Parameter]:

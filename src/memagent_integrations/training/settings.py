@@ -35,7 +35,7 @@ class Settings:
         max_grad_norm: gradients are scaled down to this norm.
         temperature: with which rollouts are sampled.
         clip: how far a token's probability may move in a batch.
-        kl: weight of the divergence from the start, which takes a LoRA adapter; 0: none.
+        kl: weight of the divergence from the start, of which the weights that learn are kept a second time; 0: none.
         scale: divide advantages by the deviation of their group.
         dynamic: drop the groups whose rewards are all equal and ask more questions in their place, at most `refills` times as many as a batch has.
         refills: see `dynamic`.
@@ -94,7 +94,5 @@ class Settings:
         check_number(least=0.01, temperature=self.temperature)
         check_number(least=1, **given(correction=self.correction))
         check_number(format_reward=self.format_reward)
-        if self.kl and not self.lora:
-            raise UsageError("kl compares with the start, which only an adapter leaves in place: set kl=0 to train all weights, or give lora")
         if self.correction and not self.rescore:
             raise UsageError("correction compares the probabilities of training with those of sampling: it takes rescore=True")

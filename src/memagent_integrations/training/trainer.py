@@ -28,7 +28,7 @@ from memagent_integrations.training.checkpoints import Checkpoints, Place
 from memagent_integrations.training.forward import cannot_share, scores
 from memagent_integrations.training.learning import Rows, backward
 from memagent_integrations.training.metrics import Sums
-from memagent_integrations.training.policy import named, start
+from memagent_integrations.training.policy import named, start, swapped
 from memagent_integrations.training.rollouts import Reward, Rollout, answer_reward, in_form, roll_out, too_long
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
@@ -101,6 +101,7 @@ class Trainer:
         made = asdict(settings) | {"processes": self.accelerator.num_processes, "model": self.policy.name, "prompts": reader.prompts.name}
         parts = {"optimizer": self.optimizer, "scheduler": self.scheduler}
         self.checkpoints = Checkpoints(folder=self.folder, made=made, model=self.policy.model, learner=parts)
+        self.reference = self._started() if settings.kl else {}
         self.place = self.checkpoints.resume() or Place(positions=(0,) * self.accelerator.num_processes)
         self._drawn = self.place.positions[self.accelerator.process_index]
         if self.accelerator.is_main_process:
@@ -230,7 +231,7 @@ class Trainer:
         old = scored() if settings.rescore else None
         reference = None
         if settings.kl:
-            with model.disable_adapter():
+            with swapped(model, self.reference):
                 reference = scored()
         for row, computed in zip(rows.said, old or (), strict=False):
             sums.add("gap", (computed.cpu() - torch.tensor(row.logprobs)).abs())
@@ -255,6 +256,11 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         return self.place.step % every == 0 or self.place.step == self.settings.steps
+
+    def _started(self) -> dict[str, Tensor]:
+        """The weights of the start, that divergence is measured from."""
+        self._by_one(lambda: self.checkpoints.start() and None)
+        return self.checkpoints.start()
 
     def _by_one(self, write: Callable[[], None]) -> None:
         """One process writes, and the others wait."""

@@ -1,0 +1,1 @@
+"""Teaching a model to keep in its memory what a question will need."""

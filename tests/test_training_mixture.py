@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ MADE = (Part(name="vt", lengths=(512, 1024), weight=2.0), Part(name="cwe", lengt
 count = ScriptedBackend([]).count
 
 
+@cache
 def local() -> Data:
     if not DATA.is_dir():
         pytest.skip("shared/data is not here")

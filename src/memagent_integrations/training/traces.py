@@ -28,8 +28,8 @@ def examples(task: Task, sample: Sample, reader: Reader) -> Iterator[Example]:
     """The prompts of a sample's reading in their order, each with its target; the reader's model is not asked.
 
     After each chunk the memory is a line for each gold fact whose end was read until then: its text, or only its keys where the texts of all facts
-    together do not fit the memory (the longest are shortened first). A chunk without a gold fact has the prompt set's "no change" as its target,
-    and where the set has none the memory again. The prompts are those of `Reader.read`: the loop is sent the targets as replies.
+    together do not fit the memory (those that save most are shortened first). A chunk without a gold fact has the prompt set's "no change" as its
+    target, and where the set has none the memory again. The prompts are those of `Reader.read`: the loop is sent the targets as replies.
 
     Raises:
         UsageError: the sample has no gold facts, or their keys do not fit the memory; or the document is empty.
@@ -81,13 +81,13 @@ class _Notes:
 
 
 def _lines(facts: Sequence[Fact], reader: Reader) -> list[str]:
-    """A line for each fact, all of them within the memory: texts, of which the longest become keys as long as they do not fit."""
+    """A line for each fact, all of them within the memory: texts, which become keys, the longest first, as long as they do not fit."""
     limit = min(reader.budgets.memory_tokens, reader.budgets.output("memory"))
     harmless = reader.prompts.harmless  # as the chunk shows them
     lines = [harmless(" ".join(fact.text.split())) for fact in facts]
     short = [harmless(", ".join(fact.keys)) or line for fact, line in zip(facts, lines, strict=True)]
-    longest = sorted(range(len(facts)), key=lambda n: len(short[n]) - len(lines[n]))
-    for n in longest:
+    by_saving = sorted(range(len(facts)), key=lambda n: len(short[n]) - len(lines[n]))
+    for n in by_saving:
         if reader.count("\n".join(lines)) <= limit:
             break
         lines[n] = short[n]

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -213,6 +214,23 @@ def test_a_model_that_fails_is_no_filter(tmp_path: Path) -> None:
             (tmp_path / "set.jsonl.state.json").unlink()
 
 
+def test_a_failure_does_not_wait_for_the_other_calls(tmp_path: Path) -> None:
+    hanging, left = threading.Event(), threading.Event()
+
+    def script(prompt: Prompt) -> Any:
+        if asked(prompt) % 2:
+            hanging.set()
+            left.wait(60)
+        return BackendError("gone") if hanging.wait(60) else ""
+
+    try:
+        with pytest.raises(BackendError, match="gone"):
+            make(tmp_path / "set.jsonl", capitals(tmp_path), reader(script, concurrency=12), 3, Filters())
+        assert hanging.is_set()
+    finally:
+        left.set()
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -254,13 +272,13 @@ make(Path(sys.argv[1]), VT, reader(knowing), 40, Filters(without_context=1), tol
 """
 
 
-def test_killed_five_times_it_is_the_same_file(tmp_path: Path) -> None:
+def test_killed_three_times_it_is_the_same_file(tmp_path: Path) -> None:
     def start(path: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", SCRIPT, str(path), str(Path(__file__).parent)], env=dict(os.environ))
 
     assert start(tmp_path / "whole.jsonl").wait() == 0
     path, rng, had = tmp_path / "killed.jsonl", random.Random(3), 0
-    for _ in range(5):
+    for _ in range(3):
         process, enough = start(path), had + rng.randrange(3, 8)
         while process.poll() is None and (path.read_bytes().count(b"\n") if path.exists() else 0) < enough:
             time.sleep(0.001)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -234,8 +235,15 @@ def _replies(reader: Reader, prompts: Sequence[Prompt]) -> list[Reply]:
     """The model's replies, as many at a time as its backend makes."""
     backend = reader.backend
     if backend.batch_size == 1:
-        with ThreadPoolExecutor(backend.concurrency) as pool:
-            return list(pool.map(lambda prompt: reader.calls.complete(backend, prompt), prompts))
+        pool, cancelled = ThreadPoolExecutor(backend.concurrency), threading.Event()
+        try:
+            calls = [pool.submit(reader.calls.complete, backend, prompt, cancelled) for prompt in prompts]
+            for call in as_completed(calls):
+                call.result()
+            return [call.result() for call in calls]
+        finally:
+            cancelled.set()  # an interrupt, or a failure, does not wait for what is running
+            pool.shutdown(wait=False, cancel_futures=True)
     replies = []
     for outcome in reader.calls.complete_batch(backend, prompts) if prompts else ():
         if not isinstance(outcome, Reply):

@@ -21,10 +21,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Sequence, Split, WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from memagent_integrations.evaluation.samples import Sample
+from memagent_integrations.evaluation.samples import Sample, Task
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.training.metrics import Sums
+from memagent_integrations.training.mixture import Drawn
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
 from memagent_integrations.training.trainer import Batch, Trainer
@@ -97,6 +98,14 @@ def sample(seed: object, length: int = 1) -> Sample:
     )
 
 
+TASK = Task(name="carry", metric="em", make=lambda length, seed, number, count: sample((seed, number), length), unit=None)
+
+
+def drawn(seed: object, length: int = 1) -> Drawn:
+    """A question of the training."""
+    return Drawn(task=TASK, length=length, sample=sample(seed, length))
+
+
 def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Shown]:
     """Prompts and replies of readings that go well."""
     for number in range(readings):
@@ -136,7 +145,7 @@ def train(folder: Path, start: Path, kind: type[Trainer], steps: int, seed: int,
     """The reader of `start` after so many batches, and the mean reward of each."""
     reader = reader_of(start)
     settings = Settings(**SETTINGS, steps=steps, seed=seed, save_every=steps)
-    trainer = kind(reader, lambda number, share: (sample(("train", seed, number)), "em"), settings, folder)
+    trainer = kind(reader, lambda number, share: drawn(("train", seed, number)), settings, folder)
     rewards = []
     for metrics in trainer.train():
         rewards.append(metrics["reward"])

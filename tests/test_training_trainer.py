@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from carry_a_fact import model_of, reader_of, sample  # noqa: E402
+from carry_a_fact import drawn, model_of, reader_of  # noqa: E402
 
 from memagent_integrations.backends import ScriptedBackend  # noqa: E402
 from memagent_integrations.errors import UsageError  # noqa: E402
@@ -27,7 +27,17 @@ from memagent_integrations.training.trainer import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks transformers for it
 
-SMALL = {"questions": 4, "group": 4, "updates": 2, "learning_rate": 1e-3, "warmup": 0, "kl": 0.0, "lora": None, "evaluate_every": 0, "readings_every": 0}
+SMALL = {
+    "questions": 4,
+    "group": 4,
+    "updates": 2,
+    "learning_rate": 1e-3,
+    "warmup": 0,
+    "kl": 0.0,
+    "lora": None,
+    "evaluate_every": 0,
+    "readings_every": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +46,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def draw(number: int, share: float) -> Any:
-    return sample(("train", number)), "em"
+    return drawn(("train", number))
 
 
-def echo(reading: Any, asked: Any, metric: str) -> float:
+def echo(reading: Any, asked: Any) -> float:
     """A reward that an untrained model gets sometimes: of its memories, how many are one sign."""
     memories = [step.reply.text for step in reading.steps if step.phase == "memory"]
     return sum(len(memory) == 1 for memory in memories) / len(memories)
@@ -61,7 +71,7 @@ def weights(found: Trainer) -> torch.Tensor:
 
 def test_a_batch_has_the_same_number_of_updates_however_long_the_documents_are(model: Path, tmp_path: Path) -> None:
     for length in (1, 3):
-        found = trainer(model, tmp_path / str(length), steps=1, updates=3, draw=lambda number, share, length=length: (sample(number, length), "em"))
+        found = trainer(model, tmp_path / str(length), steps=1, updates=3, draw=lambda number, share, length=length: drawn(number, length))
         [told] = list(found.train())
         assert told["updates"] == 3
         assert told["steps_a_rollout"] == 5 * length + 1
@@ -96,20 +106,20 @@ def test_only_the_adapter_learns(model: Path, tmp_path: Path) -> None:
 
 
 def test_groups_that_teach_nothing_are_replaced(model: Path, tmp_path: Path) -> None:
-    drawn: list[int] = []
+    positions: list[int] = []
 
     def watched(number: int, share: float) -> Any:
-        drawn.append(number)
+        positions.append(number)
         return draw(number, share)
 
-    def half(reading: Any, asked: Any, metric: str) -> float:
+    def half(reading: Any, asked: Any) -> float:
         """The questions with an even key are always answered rightly."""
-        return 1.0 if int(asked.question[1:]) % 2 == 0 else echo(reading, asked, metric)
+        return 1.0 if int(asked.sample.question[1:]) % 2 == 0 else echo(reading, asked)
 
     found = trainer(model, tmp_path, steps=1, dynamic=True, refills=5, reward=half, draw=watched)
     batch = found.collect(Sums())
-    assert len(drawn) > 4
-    assert drawn == list(range(len(drawn)))
+    assert len(positions) > 4
+    assert positions == list(range(len(positions)))
     assert len(batch.rollouts) == 4 * 4
     assert all(int(rollout.reading.question[1:]) % 2 for rollout in batch.rollouts)
 
@@ -176,7 +186,7 @@ def test_a_training_with_other_settings_is_not_gone_on_with(model: Path, tmp_pat
 
 
 def test_the_best_policy_is_kept(model: Path, tmp_path: Path) -> None:
-    validation = {"near": [(sample(("v", number)), "em") for number in range(8)]}
+    validation = {"near": [drawn(("v", number)) for number in range(8)]}
     found = trainer(model, tmp_path, steps=2, evaluate_every=1, validation=validation)
     list(found.train())
     lines = read(tmp_path / "metrics.jsonl")
@@ -186,7 +196,7 @@ def test_the_best_policy_is_kept(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_reader_without_a_sampler_cannot_be_trained(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Sampler"):
+    with pytest.raises(UsageError, match="a Sampler"):
         Trainer(Reader(ScriptedBackend(["x"])), draw, Settings(), tmp_path)
 
 

@@ -34,6 +34,7 @@ from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout, Plan, Reading, Step
 from memagent_integrations.runs import JournalFile, RunName, is_part_of, opened, runs_app
 from memagent_integrations.streams import Terminated, abandon, standard_error, stoppable
+from memagent_integrations.trains import train_app
 from memagent_integrations.watch import WatchedReading
 
 _CommandLineError = cast(type[Exception], typer.BadParameter.__base__)  # click's UsageError, wherever typer keeps its copy of click
@@ -69,6 +70,7 @@ models_app = typer.Typer(help="The embedded models.", rich_markup_mode=None)
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")
 app.add_typer(eval_app, name="eval")
+app.add_typer(train_app, name="train")
 
 _Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Text files, read in this order; - is standard input.", show_default=False)]
 _MoreFiles = Annotated[list[str] | None, typer.Argument(metavar="[FILE...]", help="Text files; - is standard input.", show_default=False)]

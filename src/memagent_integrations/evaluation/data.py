@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from zlib import crc32
 
-from memagent_integrations.errors import MissingExtra, UsageError, why
+from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.evaluation.haystacks import Corpus
-from memagent_integrations.evaluation.rows import Row, decoded, each, lines, pairs, row_of, string, strings, text_of, where_of, whole
+from memagent_integrations.evaluation.references import Reference, References, longbench
+from memagent_integrations.evaluation.rows import Row, decoded, each, lines, pairs, string, strings, text_of, where_of, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +44,6 @@ class Story:
     support: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """A question about one context: LongBench, or a file of the caller's own."""
-
-    question: str
-    answers: tuple[str, ...]
-    context: str
-
-
 class Data:
     """The data sets, each read when it is asked for and kept.
 
@@ -70,12 +62,29 @@ class Data:
     @cached_property
     def hotpotqa(self) -> Sequence[Question]:
         """The questions of HotpotQA (development set, with distractors)."""
-        path = self._file("hotpotqa/dev.jsonl")
+        return self._hotpotqa("hotpotqa/dev.jsonl", "validation")
+
+    @cached_property
+    def hotpotqa_train(self) -> Sequence[Question]:
+        """The questions of HotpotQA's training set, with distractors."""
+        return self._hotpotqa("hotpotqa/train.jsonl", "train")
+
+    def _hotpotqa(self, name: str, split: str) -> Sequence[Question]:
+        path = self._file(name)
         if path is not None:
             return tuple(each(path, _hotpot))
-        rows = self._hub("hotpotqa/dev.jsonl", "hotpotqa/hotpot_qa", "validation", "distractor")
+        rows = self._hub(name, "hotpotqa/hotpot_qa", split, "distractor")
         with _expected("hotpotqa/hotpot_qa"):
             return tuple(_hotpot(_as_file(row), f"row {number} of hotpotqa/hotpot_qa") for number, row in enumerate(rows))
+
+    @cached_property
+    def musique_train(self) -> Sequence[Question]:
+        """The questions of MuSiQue (arXiv:2108.00573, training set), of two to four hops, with distractors."""
+        path = self._first("musique/train*.jsonl")
+        if path is not None:
+            return tuple(each(path, _musique))
+        rows = self._hub("musique/train*.jsonl", "dgslibisey/MuSiQue", "train")
+        return tuple(_musique(row, f"row {number} of dgslibisey/MuSiQue") for number, row in enumerate(rows))
 
     @cached_property
     def paragraphs(self) -> Sequence[Paragraph]:
@@ -93,21 +102,31 @@ class Data:
 
     @cached_property
     def squad(self) -> Sequence[Question]:
-        """The questions of SQuAD 2.0 (development set) that have an answer; near are the other paragraphs of the same article."""
+        """The questions of SQuAD 2.0 (development set) that have an answer; near are the other paragraphs of the same article.
+
+        Of a folder, whose files are not parted, they are those of the articles that are not `for_training`.
+        """
+        return self._squad("validation", training=False)
+
+    @cached_property
+    def squad_train(self) -> Sequence[Question]:
+        """The questions of SQuAD 2.0's training set; of a folder those of the articles that are `for_training`."""
+        return self._squad("train", training=True)
+
+    def _squad(self, split: str, *, training: bool) -> Sequence[Question]:
         questions, paragraphs = self._file("squad/questions.jsonl"), self._file("squad/paragraphs.jsonl")
         if questions and paragraphs:
-            rows = list(each(questions, _squad_question))
-            texts = {(title, number): text for title, number, text in each(paragraphs, _squad_paragraph)}
-        else:
-            found = self._hub("squad/questions.jsonl and squad/paragraphs.jsonl", "rajpurkar/squad_v2", "validation")
-            with _expected("rajpurkar/squad_v2"):
-                rows, texts = _squad_hub(found)
-        return _squad(rows, texts, str(paragraphs))
+            rows = [row for row in each(questions, _squad_question) if row and for_training(row[3][0]) is training]
+            places = ((title, number, text) for title, number, text in each(paragraphs, _squad_paragraph) if for_training(title) is training)
+            return _squad(rows, {(title, number): text for title, number, text in places}, str(paragraphs))
+        found = self._hub("squad/questions.jsonl and squad/paragraphs.jsonl", "rajpurkar/squad_v2", split)
+        with _expected("rajpurkar/squad_v2"):
+            return _squad(*_squad_hub(found), "rajpurkar/squad_v2")
 
     def babi(self, task: int) -> Sequence[Story]:
         """The questions of a bAbI task (1 to 20, training set), each with all that was told before it."""
         pattern = f"babi/qa{task}_*_train.txt"
-        path = next(iter(sorted(self._folder.glob(pattern))), None) if self._folder else None
+        path = self._first(pattern)
         if path is not None:
             return tuple(_stories(path))
         rows = self._hub(pattern, "Muennighoff/babi", "train")
@@ -134,13 +153,16 @@ class Data:
         """The questions of a set of LongBench."""
         path = self._file(f"longbench/{name}.jsonl")
         if path is not None:
-            return References(path, _longbench)
+            return References(path, longbench)
         rows = self._hub(f"longbench/{name}.jsonl", "Xnhyacinth/LongBench", "test", name)
-        return tuple(_longbench(row, f"row {number} of LongBench's {name}") for number, row in enumerate(rows))
+        return tuple(longbench(row, f"row {number} of LongBench's {name}") for number, row in enumerate(rows))
 
     def _file(self, name: str) -> Path | None:
         path = self._folder / name if self._folder else None
         return path if path and path.is_file() else None
+
+    def _first(self, pattern: str) -> Path | None:
+        return next(iter(sorted(self._folder.glob(pattern))), None) if self._folder else None
 
     def _texts(self, name: str) -> list[str]:
         paths = sorted((self._folder / name).glob("*.txt")) if self._folder else []
@@ -162,41 +184,9 @@ class Data:
             ) from error
 
 
-class References(Sequence[Reference]):
-    """The lines of a file, each read when it is asked for: contexts may be of any size. All are checked at the beginning."""
-
-    def __init__(self, path: Path, record: Callable[[Row, str], Reference]) -> None:
-        self._path, self._record = path, record
-        self._places: list[tuple[int, int]] = []
-        for number, start, line in lines(path):
-            record(row_of(line, where_of(path, number)), where_of(path, number))
-            self._places.append((number, start))
-        if not self._places:
-            raise UsageError(f"{path} has no rows")
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: Any) -> Any:  # a slice has its own type
-        if isinstance(index, slice):
-            return [self[n] for n in range(*index.indices(len(self)))]
-        number, start = self._places[index]
-        try:
-            with self._path.open("rb") as file:
-                file.seek(start)
-                line = file.readline()
-        except OSError as error:
-            raise UsageError(f"cannot read {str(self._path)!r}: {why(error)}") from error
-        return self._record(row_of(line, where_of(self._path, number)), where_of(self._path, number))
-
-
-def references(path: Path) -> Sequence[Reference]:
-    """The questions of a jsonl file with `question`, `answers` (one, or a list) and `context`.
-
-    Raises:
-        UsageError: the file cannot be read, or a line of it is no such row.
-    """
-    return References(path, _reference)
+def for_training(name: str) -> bool:
+    """Whether what has this name (an article, a story's beginning) is for training, in a set that is not parted: a quarter, everywhere the same."""
+    return crc32(name.encode()) % 4 == 0
 
 
 def hub(repository: str, split: str, config: str | None = None) -> Iterable[Row]:
@@ -240,6 +230,26 @@ def _as_file(row: Row) -> Row:
         "supporting_facts": list(zip(facts["title"], facts["sent_id"], strict=True)),
         "context": list(zip(context["title"], context["sentences"], strict=True)),
     }
+
+
+def _musique(row: Row, where: str) -> Question:
+    own = row.get("paragraphs")
+    if not isinstance(own, list) or not all(isinstance(one, Mapping) for one in own):
+        raise UsageError(f"{where}: the field 'paragraphs' has to be a list of objects")
+    shown = [
+        (Paragraph(title=string(one, "title", where), text=string(one, "paragraph_text", where).strip()), one.get("is_supporting")) for one in own
+    ]
+    gold = tuple(paragraph for paragraph, supports in shown if supports)
+    if not gold:
+        raise UsageError(f"{where}: none of the paragraphs is supporting")
+    aliases = strings(row, "answer_aliases", where) if row.get("answer_aliases") else ()
+    return Question(
+        id=string(row, "id", where),
+        question=string(row, "question", where),
+        answers=tuple(dict.fromkeys((string(row, "answer", where), *aliases))),
+        gold=gold,
+        near=tuple(paragraph for paragraph, supports in shown if not supports),
+    )
 
 
 def _once(paragraphs: Iterable[Paragraph]) -> tuple[Paragraph, ...]:
@@ -316,11 +326,3 @@ def _stories(path: Path) -> Iterator[Story]:
 def _story(row: Row, where: str) -> Story:
     facts = tuple(line.strip() for line in string(row, "passage", where).splitlines() if line.strip())
     return Story(facts=facts, question=string(row, "question", where), answer=string(row, "answer", where), support=tuple(range(len(facts))))
-
-
-def _longbench(row: Row, where: str) -> Reference:
-    return Reference(question=string(row, "input", where), answers=strings(row, "answers", where), context=string(row, "context", where))
-
-
-def _reference(row: Row, where: str) -> Reference:
-    return Reference(question=string(row, "question", where), answers=strings(row, "answers", where), context=string(row, "context", where))

@@ -76,7 +76,7 @@ def traces(reading: Reading, sample: Sample) -> tuple[Trace, ...]:
         UsageError: a fact does not stand in the document.
     """
     steps = [step for step in reading.steps if step.phase == "memory" and step.span is not None]
-    return tuple(_trace(fact, start, steps, reading.answer or "") for fact, start in zip(sample.facts, _places(sample), strict=True))
+    return tuple(_trace(fact, start, steps, reading.answer or "") for fact, start in zip(sample.facts, fact_places(sample), strict=True))
 
 
 def survival(readings: Sequence[Sequence[Trace]]) -> tuple[Survival, ...]:
@@ -146,8 +146,12 @@ def _pattern(key: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z0-9]){body}(?![A-Za-z0-9])", re.IGNORECASE)
 
 
-def _places(sample: Sample) -> list[int]:
-    """Where the facts stand in the document: of several places that which is nearest to the fact's depth."""
+def fact_places(sample: Sample) -> list[int]:
+    """Where the facts stand in the document, in characters: of several places that which is nearest to the fact's depth.
+
+    Raises:
+        UsageError: one of them does not stand there.
+    """
     found: list[list[int]] = [[] for _ in sample.facts]
     longest = max((len(fact.text) for fact in sample.facts), default=0)
     length, tail = 0, ""

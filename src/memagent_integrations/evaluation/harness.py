@@ -13,7 +13,6 @@ from memagent_integrations.evaluation.baselines import Contestant
 from memagent_integrations.evaluation.diagnostics import cause, traces
 from memagent_integrations.evaluation.results import Key, Result, Results
 from memagent_integrations.evaluation.samples import Task
-from memagent_integrations.evaluation.scoring import METRICS
 from memagent_integrations.settings import check_int
 from memagent_integrations.tokens import Counter
 
@@ -99,7 +98,7 @@ def _answered(job: Job, contestant: Contestant, seed: int, count: Counter) -> Re
     sample = job.task.make(job.length, seed, job.number, count)
     outcome = contestant.answer(sample)
     answer, reading = outcome.answer, outcome.reading
-    score = 0.0 if answer is None else METRICS[job.task.metric](answer, sample.answers)
+    score = 0.0 if answer is None else job.task.score(answer, sample)
     traced = traces(reading, sample) if reading else ()
     return Result(
         task=job.task.name,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from memagent_integrations.evaluation.scoring import METRICS
 from memagent_integrations.tokens import Counter
 
 Unit = Literal["tokens", "paragraphs"]
@@ -29,7 +30,7 @@ class Sample:
 
     `answers` are the golds: alternatives, or all of them together, as the task's metric takes them. `document()` gives the text anew, piece by
     piece: nobody holds it whole. `facts` are what has to be found in it, `oracle` the text of the passages that hold them. `details` say how the
-    document was made (JSON).
+    document was made (JSON). `metric` is this sample's own, where it comes before the task's.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Sample:
     facts: tuple[Fact, ...] = ()
     oracle: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
+    metric: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +59,11 @@ class Task:
     lengths: tuple[int, ...] = ()
     size: int | None = None
     answer_tokens: int = 128
+
+    def score(self, answer: str, sample: Sample) -> float:
+        """How right an answer to one of the samples is, from 0.0 to 1.0."""
+        return METRICS[sample.metric or self.metric](answer, sample.answers)
+
+    def gold(self, sample: Sample) -> str:
+        """An answer that scores 1.0: all of the golds where the metric wants all of them, else the first."""
+        return ", ".join(sample.answers) if (sample.metric or self.metric) == "string_match_all" else sample.answers[0]

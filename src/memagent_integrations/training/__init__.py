@@ -1,1 +1,1 @@
-"""Teach a model what to remember: multi-conversation DAPO, exact, on one machine."""
+"""Teach a model what to remember: multi-conversation DAPO on one machine, exact and restartable."""

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from memagent_integrations.errors import UsageError
-from memagent_integrations.evaluation.samples import Sample
-from memagent_integrations.evaluation.scoring import METRICS
 from memagent_integrations.prompts import last_boxed
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Reading
 from memagent_integrations.training.advantages import overlong
 from memagent_integrations.training.conversations import Sampled
+from memagent_integrations.training.mixture import Drawn
 
-Reward = Callable[[Reading, Sample, str], float]
-"""From a reading, what was asked and the name of the task's metric to a number; a reading without an answer has `answer` None."""
+Reward = Callable[[Reading, Drawn], float]
+"""From a reading and what was asked to a number; a reading without an answer has `answer` None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,31 +34,28 @@ class Rollout:
         return tuple(step.reply for step in self.reading.steps if isinstance(step.reply, Sampled))
 
 
-def roll_out(reader: Reader, asked: Sequence[tuple[Sample, str]], *, group: int, reward: Reward) -> tuple[list[Rollout], list[Reading]]:
-    """Every question (a sample and its metric) read `group` times side by side, by the loop that reads; then the readings that failed.
+def roll_out(reader: Reader, asked: Sequence[Drawn], *, group: int, reward: Reward) -> tuple[list[Rollout], list[Reading]]:
+    """Every question read `group` times side by side, by the loop that reads; then the readings that failed.
 
     A policy that writes nonsense has failed at its task: that is a rollout. A reading failed where a call did: it says nothing of the policy.
     """
     jobs, whose = [], []
-    for number, (sample, _) in enumerate(asked):
-        text = sample.document()  # one object: it is cut into chunks once for the group
-        jobs += [(sample.question, text)] * group
+    for number, drawn in enumerate(asked):
+        text = drawn.sample.document()  # one object: it is cut into chunks once for the group
+        jobs += [(drawn.sample.question, text)] * group
         whose += [number] * group
     rollouts, failed = [], []
     for number, reading in zip(whose, reader.read_many(jobs), strict=True):
-        sample, metric = asked[number]
         if reading.error and (not reading.steps or reading.steps[-1].phase != "answer"):
             failed.append(reading)
         else:
-            rollouts.append(Rollout(group=number, reading=reading, reward=reward(reading, sample, metric)))
+            rollouts.append(Rollout(group=number, reading=reading, reward=reward(reading, asked[number])))
     return rollouts, failed
 
 
-def answer_reward(reading: Reading, sample: Sample, metric: str) -> float:
-    """The score of the answer by the metric of its task: `evaluation.scoring`, 0.0 to 1.0; "boxed_em" is given the whole reply."""
-    if reading.answer is None:
-        return 0.0
-    return METRICS[metric](reading.steps[-1].reply.text if metric == "boxed_em" else reading.answer, sample.answers)
+def answer_reward(reading: Reading, drawn: Drawn) -> float:
+    """The score of the answer by the metric of its task (`evaluation.scoring`), from 0.0 to 1.0."""
+    return 0.0 if reading.answer is None else drawn.task.score(reading.answer, drawn.sample)
 
 
 def in_form(reading: Reading) -> bool:

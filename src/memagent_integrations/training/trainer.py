@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import get_scheduler
 
 from memagent_integrations.errors import BackendError, UsageError
-from memagent_integrations.evaluation.samples import Sample
 from memagent_integrations.reader import Reader
+from memagent_integrations.records import Reading
 from memagent_integrations.training import metrics
 from memagent_integrations.training.advantages import advantages, informative
 from memagent_integrations.training.batches import deal
@@ -28,6 +28,7 @@ from memagent_integrations.training.checkpoints import Checkpoints, Place
 from memagent_integrations.training.forward import cannot_share, scores
 from memagent_integrations.training.learning import Rows, backward
 from memagent_integrations.training.metrics import Sums
+from memagent_integrations.training.mixture import Drawn
 from memagent_integrations.training.policy import named, start, swapped
 from memagent_integrations.training.rollouts import Reward, Rollout, answer_reward, in_form, roll_out, too_long
 from memagent_integrations.training.sampler import Sampler
@@ -35,9 +36,7 @@ from memagent_integrations.training.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-Question = tuple[Sample, str]
-"""What is asked, and the name of the metric that scores the answer."""
-Draw = Callable[[int, float], Question]
+Draw = Callable[[int, float], Drawn]
 """Question number n of the training data, at a share of the run (0.0 its beginning, 1.0 its end): the same n and share, the same question."""
 
 _MEANS = (
@@ -80,7 +79,7 @@ class Trainer:
         settings: Settings,
         folder: str | Path,
         *,
-        validation: Mapping[str, Sequence[Question]] | None = None,
+        validation: Mapping[str, Sequence[Drawn]] | None = None,
         reward: Reward = answer_reward,
         accelerator: Accelerator | None = None,
     ) -> None:
@@ -189,15 +188,15 @@ class Trainer:
             self._by_one(lambda: self.checkpoints.keep_best(self.place))
         return told
 
-    def _next(self) -> Question:
+    def _next(self) -> Drawn:
         index, processes = self.accelerator.process_index, self.accelerator.num_processes
         number = self._drawn * processes + index
         self._drawn += 1
         return self.draw(number, self.place.step / self.settings.steps)
 
-    def _reward(self, reading: Any, sample: Sample, metric: str) -> float:
+    def _reward(self, reading: Reading, drawn: Drawn) -> float:
         form = self.settings.format_reward * in_form(reading) if self.settings.format_reward else 0.0
-        return self.reward(reading, sample, metric) + form
+        return self.reward(reading, drawn) + form
 
     def _compared(self, rollouts: list[Rollout], sums: Sums) -> tuple[list[Rollout], list[float]]:
         """The rollouts that are learned from, and what each is worth beside its group."""

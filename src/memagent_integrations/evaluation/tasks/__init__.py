@@ -15,6 +15,9 @@ _FAMILIES: dict[str, Callable[[str, Data], Task]] = {
 NAMES = tuple(_FAMILIES)
 """The tasks that `load` knows, besides "jsonl:PATH": a file of question, answers and context."""
 
+TRAINING = (*paragraphs.TRAINING, *babilong.TRAINING)
+"""Those with questions that no other task asks."""
+
 
 def load(name: str, data: Data) -> Task:
     """The task of this name, with its data read.

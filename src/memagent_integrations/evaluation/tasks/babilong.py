@@ -1,6 +1,7 @@
 """bAbI's stories told in a book: BABILong (arXiv:2406.10149) with tasks 1 to 5 of bAbI (arXiv:1502.05698).
 
-All sentences of a story are hidden, in their order, between the sentences of books; those that give the answer are the facts.
+All sentences of a story are hidden, in their order, between the sentences of books; those that give the answer are the facts. A part of the
+stories is for training: those of `babilong_train_qa1` to `babilong_train_qa5` are never asked about by the others.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import random
 import re
 
 from memagent_integrations.errors import UsageError
-from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.data import Data, for_training
 from memagent_integrations.evaluation.haystacks import Cycled, filled, stream
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
@@ -17,12 +18,14 @@ from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, named
 from memagent_integrations.settings import check_int
 from memagent_integrations.tokens import Counter
 
-NAMES = tuple(f"babilong_qa{task}" for task in range(1, 6))
+TRAINING = tuple(f"babilong_train_qa{task}" for task in range(1, 6))
+NAMES = (*(f"babilong_qa{task}" for task in range(1, 6)), *TRAINING)
 
 
 def load(name: str, data: Data) -> Task:
     """One of the tasks."""
-    stories, books = data.babi(int(name[-1])), data.books
+    stories = [story for story in data.babi(int(name[-1])) if for_training("".join(story.facts[:1])) is (name in TRAINING)]
+    books = data.books
     if not stories:
         raise UsageError(f"there are no questions for {name}")
 

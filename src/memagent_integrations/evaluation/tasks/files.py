@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from memagent_integrations.evaluation.data import Data, Reference, references
+from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.permutation import Permutation
+from memagent_integrations.evaluation.references import Reference, references
 from memagent_integrations.evaluation.samples import Sample, Task
 from memagent_integrations.settings import check_int
 from memagent_integrations.tokens import Counter
@@ -37,12 +38,21 @@ def _task(name: str, rows: Sequence[Reference]) -> Task:
         check_int(least=0, most=len(rows) - 1, number=number)
         index = Permutation(len(rows), f"{name}/{seed}")[number]
         row = rows[index]
-        question, answers = row.question, row.answers
+        question, answers, facts, metric = row.question, row.answers, row.facts, row.metric
 
         def document() -> Iterator[str]:
             text = rows[index].context  # read again: a sample does not hold it
             yield from (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
 
-        return Sample(id=f"{name}/{seed}/{number}", question=question, answers=answers, document=document, details={"row": index})
+        return Sample(
+            id=f"{name}/{seed}/{number}",
+            question=question,
+            answers=answers,
+            document=document,
+            facts=facts,
+            oracle="\n\n".join(fact.text for fact in facts),
+            details={"row": index},
+            metric=metric,
+        )
 
     return Task(name=name, metric="qa_f1", make=make, unit=None, size=len(rows))

@@ -1,13 +1,14 @@
 """Questions whose gold paragraphs stand among many others: RULER's qa_1 (SQuAD) and qa_2 (HotpotQA), and MemAgent's RULER-HQA.
 
-RULER: arXiv:2404.06654. RULER-HQA: arXiv:2507.02259, documents of 50 to 25,600 numbered paragraphs of HotpotQA.
+RULER: arXiv:2404.06654. RULER-HQA: arXiv:2507.02259, documents of 50 to 25,600 numbered paragraphs of HotpotQA. The same with the questions of
+training sets is what a reader is trained on; the paper took documents of 200 paragraphs and rewarded the exact answer.
 """
 
 from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from memagent_integrations.errors import UsageError
@@ -19,15 +20,25 @@ from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, named
 from memagent_integrations.settings import check_int
 from memagent_integrations.tokens import Counter
 
-NAMES = ("qa_1", "qa_2", "ruler_hqa")
+_QUESTIONS: dict[str, Callable[[Data], Sequence[Question]]] = {
+    "qa_1": lambda data: data.squad,
+    "qa_2": lambda data: data.hotpotqa,
+    "ruler_hqa": lambda data: data.hotpotqa,
+    "hqa_train": lambda data: data.hotpotqa_train,
+    "musique_train": lambda data: data.musique_train,
+    "squad_train": lambda data: data.squad_train,
+}
+NAMES = tuple(_QUESTIONS)
+TRAINING = ("hqa_train", "musique_train", "squad_train")
 HQA_LENGTHS = (50, 100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600)
+_TRAINING_LENGTHS = (200,)
 _LOOKED_AT = 256  # paragraphs of which the last one is the one that fits best
 
 
 def load(name: str, data: Data) -> Task:
     """One of the tasks."""
-    questions = data.squad if name == "qa_1" else data.hotpotqa
-    if name == "qa_1":
+    questions = _QUESTIONS[name](data)
+    if name in ("qa_1", "squad_train"):
         shelf = _Shelf(tuple(dict.fromkeys(question.gold[0] for question in questions)))
     else:
         shelf = _Shelf(data.paragraphs, data.more_paragraphs)
@@ -37,11 +48,13 @@ def load(name: str, data: Data) -> Task:
         id = named(name, length, seed, number)
         question = questions[Permutation(len(questions), f"{name}/{seed}")[number]]
         stack = _Stack(shelf, question, f"{name}/{seed}/{number}")
-        size = stack.least(length) if name == "ruler_hqa" else stack.size(name, length, count)
+        size = stack.least(length) if name in ("ruler_hqa", *TRAINING) else stack.size(name, length, count)
         return stack.sample(id, size)
 
     if name == "ruler_hqa":
         return Task(name=name, metric="sub_em", make=make, unit="paragraphs", lengths=HQA_LENGTHS, size=len(questions))
+    if name in TRAINING:
+        return Task(name=name, metric="em", make=make, unit="paragraphs", lengths=_TRAINING_LENGTHS, size=len(questions))
     return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(questions), answer_tokens=32)
 
 

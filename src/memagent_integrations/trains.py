@@ -1,0 +1,102 @@
+"""The part of the command line that trains: `memagent train`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from memagent_integrations.evaluation.data import Data
+from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader import Reader
+from memagent_integrations.settings import given
+from memagent_integrations.streams import printable
+from memagent_integrations.training import data as sets
+from memagent_integrations.training.mixture import Drawn, Mixture
+
+train_app = typer.Typer(help="Train a model to keep what matters: data.", rich_markup_mode=None)
+
+_Mixture = Annotated[Path, typer.Argument(metavar="MIXTURE.toml", help="Tasks, their lengths and weights.", show_default=False)]
+_Model = Annotated[str, typer.Option(help="The model, as for `memagent read`.")]
+_DataDir = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Folder of data sets; else they are downloaded.", show_default=False)]
+_Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the questions.")]
+_Out = Annotated[Path, typer.Option("--output", "-o", metavar="OUT.jsonl", help="A row a question.", show_default=False)]
+_Rows = Annotated[int, typer.Option(metavar="N", help="Rows that the set is to have.", show_default=False)]
+_Without = Annotated[int, typer.Option(metavar="N", help="Leave out what the model answers unread, in one of N tries.")]
+_Between = Annotated[
+    tuple[float, float] | None,
+    typer.Option(metavar="LOW HIGH", help="Keep what the model reads with a mean score between the two.", show_default=False),
+]
+_Tries = Annotated[int, typer.Option(metavar="N", help="Readings of which --keep-between takes the mean.")]
+_Chunk = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the document in one prompt [5000].", show_default=False)]
+_Memory = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the memory [1024].", show_default=False)]
+_Written = Annotated[int | None, typer.Option("--output-tokens", metavar="N", help="Most tokens that a call may write.", show_default=False)]
+_Window = Annotated[int | None, typer.Option(metavar="N", help="The model's context window, in tokens.", show_default=False)]
+_BaseUrl = Annotated[str | None, typer.Option(metavar="URL", help="Address of an OpenAI-compatible endpoint.", show_default=False)]
+_Tokenizer = Annotated[str | None, typer.Option(metavar="T", help="hf:NAME, tiktoken:ENCODING or approximate.", show_default=False)]
+_Temperature = Annotated[float, typer.Option(metavar="X", help="Sampling temperature: the tries have to differ.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+
+
+@train_app.callback()
+def train() -> None:
+    """Train a model to keep what matters."""
+
+
+@train_app.command("data", short_help="Make a training set.")
+def make_data(
+    mixture: _Mixture,
+    output: _Out,
+    rows: _Rows,
+    seed: _Seed = 0,
+    data: _DataDir = None,
+    model: _Model = "smollm2",
+    without_context: _Without = 2,
+    keep_between: _Between = None,
+    tries: _Tries = 4,
+    chunk_tokens: _Chunk = None,
+    memory_tokens: _Memory = None,
+    output_tokens: _Written = None,
+    window: _Window = None,
+    base_url: _BaseUrl = None,
+    tokenizer: _Tokenizer = None,
+    temperature: _Temperature = 1.0,
+    quiet: _Quiet = False,
+) -> None:
+    """Write questions of a mixture with their documents to a file, which is then a task of its own ("jsonl:OUT.jsonl").
+
+    A run that was interrupted goes on with the same command; with more rows the file grows.
+    """
+    drawn_from, source = Mixture.load(mixture), Data(data)
+    drawn_from.tasks(source)  # what is wrong with them is told before a model is loaded
+    filters = sets.Filters(without_context=without_context, between=keep_between, tries=tries)
+    budgets: dict[str, Any] = {"chunk_tokens": chunk_tokens, "memory_tokens": memory_tokens, "output_tokens": output_tokens}
+    options = given(base_url=base_url, tokenizer=tokenizer, temperature=temperature)
+    prompts = None if model.startswith("policy:") else PromptSet.default(answer_format="boxed")
+    with Reader(model, prompts=prompts, window=window, backend_options=options, **budgets) as reader:
+        into = sets.TrainingSet(output, sets.made_with(drawn_from, seed, reader, filters))
+        with _progress(rows, into.state, quiet=quiet) as told:
+            state = sets.build(into, drawn_from, rows=rows, seed=seed, data=source, reader=reader, filters=filters, told=told)
+    typer.echo(f"{output}: {sets.summary(state)}")
+
+
+@contextmanager
+def _progress(rows: int, begun: sets.State, *, quiet: bool) -> Iterator[sets.Told]:
+    """How far a set is, on standard error: a bar on a terminal, a line a question elsewhere."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        shown = bar.add_task("training set", total=rows, completed=begun.rows)
+
+        def told(drawn: Drawn, reason: str | None, state: sets.State) -> None:
+            bar.update(shown, completed=state.rows, description=f"{drawn.task.name}, {sum(state.left_out.values())} left out")
+            if not quiet and not console.is_terminal:
+                line = f"{drawn.sample.id}: {reason or f'row {state.rows}'}"
+                console.print(printable(line), markup=False, soft_wrap=True)
+
+        yield told

@@ -258,8 +258,8 @@ class Trainer:
 
     def _started(self) -> dict[str, Tensor]:
         """The weights of the start, that divergence is measured from."""
-        self._by_one(lambda: self.checkpoints.start() and None)
-        return self.checkpoints.start()
+        with self.accelerator.main_process_first():
+            return self.checkpoints.start()
 
     def _by_one(self, write: Callable[[], None]) -> None:
         """One process writes, and the others wait."""

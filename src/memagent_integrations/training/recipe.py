@@ -1,0 +1,235 @@
+"""A training in one file: the model, how it reads, what it is asked, how it learns, and what comes out."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from accelerate import Accelerator
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from memagent_integrations import models
+from memagent_integrations.errors import UsageError, why
+from memagent_integrations.evaluation import tasks
+from memagent_integrations.evaluation.data import Data
+from memagent_integrations.policies import Policy
+from memagent_integrations.prompts import AnswerFormat, PromptSet
+from memagent_integrations.reader import Reader
+from memagent_integrations.records import Budgets, Layout
+from memagent_integrations.settings import check_int
+from memagent_integrations.training import checkpoints, export, metrics
+from memagent_integrations.training.mixture import Drawn, Mixture
+from memagent_integrations.training.policy import start
+from memagent_integrations.training.rollouts import answer_reward, load_reward
+from memagent_integrations.training.sampler import Sampler
+from memagent_integrations.training.settings import Settings
+from memagent_integrations.training.traces import examples
+from memagent_integrations.training.trainer import Trainer
+from memagent_integrations.training.warmstart import warm_start
+
+_TRANSFORMERS = "transformers:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Questions that are held out: `samples` of an evaluation task at each of its lengths."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    lengths: tuple[int, ...] = ()
+    samples: int = 32
+
+    def __post_init__(self) -> None:
+        check_int(samples=self.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """The warm start: how many constructed readings are shown, so many replies a step."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+    readings: int = 1000
+    batch: int = 32
+    learning_rate: float = 1e-4
+
+    def __post_init__(self) -> None:
+        check_int(readings=self.readings, batch=self.batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A training.
+
+    Args:
+        model: "transformers:NAME", a folder or GGUF file in place of the name, or an embedded model ("smollm2").
+        mixture: the file of the `Mixture` that is trained on, beside the recipe.
+        adapter: a LoRA adapter to go on from, that of a warm start.
+        layout: order of the blocks in the prompts.
+        no_change: the policy may say that a section brings nothing new.
+        answer_format: "boxed" takes the answer from a box.
+        budgets: as of `Reader`.
+        training: as of `Settings`.
+        warm_start: what `memagent train sft` shows.
+        validation: what is asked on the way.
+        reward: a function "package.module:name" of a reading and a `Drawn`, in place of the task's metric.
+        rollout_tokens: most tokens that are sampled together, prompts included.
+        device: "cuda" or "cpu"; what there is, if not said.
+        dtype: "bfloat16", "float32"; by default bfloat16 on a GPU and float32 on the CPU.
+
+    Raises:
+        UsageError: a setting is wrong.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    mixture: str
+    adapter: str | None = None
+    layout: Layout = "section-first"
+    no_change: bool = False
+    answer_format: AnswerFormat = "boxed"
+    budgets: Budgets = field(default_factory=Budgets)
+    training: Settings = field(default_factory=Settings)
+    warm_start: Shown = field(default_factory=Shown)
+    validation: Annotated[tuple[Held, ...], Field()] = ()
+    reward: str | None = None
+    rollout_tokens: int = 32_768
+    device: str | None = None
+    dtype: str | None = None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        """The recipe in a TOML file; paths in it are beside the file.
+
+        Raises:
+            UsageError: the file cannot be read, or is no recipe; the message names the key.
+        """
+        try:
+            with Path(path).open("rb") as file:
+                told = tomllib.load(file)
+            for name in ("mixture", "adapter"):
+                if isinstance(told.get(name), str):
+                    told[name] = str(Path(path).parent / told[name])
+            return _RECIPE.validate_json(json.dumps(told, default=str))  # in JSON a list may stand for a tuple
+        except OSError as error:
+            raise UsageError(f"cannot read {str(path)!r}: {why(error)}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UsageError(f"{path} is no recipe: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        except (ValueError, UsageError) as error:  # not TOML, not UTF-8, or what the records say of their values
+            raise UsageError(f"{path} is no recipe: {error}") from error
+
+    @property
+    def prompts(self) -> PromptSet:
+        """Those that are trained with."""
+        return PromptSet.default(layout=self.layout, no_change=self.no_change, answer_format=self.answer_format)
+
+    def reader(self) -> Reader:
+        """The reader whose policy learns; its model is loaded here.
+
+        Raises:
+            UsageError: the model is none that transformers loads.
+        """
+        if self.model in models.EMBEDDED:
+            name = str(models.pull(self.model))
+        elif self.model.startswith(_TRANSFORMERS):
+            name = self.model.removeprefix(_TRANSFORMERS)
+        else:
+            raise UsageError(f"a model that is trained is transformers:NAME or one of {', '.join(models.EMBEDDED)}, not {self.model!r}")
+        sampler = Sampler(
+            name,
+            adapter=self.adapter,
+            temperature=self.training.temperature,
+            tokens=self.rollout_tokens,
+            device=self.device,
+            dtype=self.dtype,
+        )
+        return Reader(sampler, prompts=self.prompts, **asdict(self.budgets))
+
+    def trainer(self, folder: str | Path, data: Data, accelerator: Accelerator | None = None) -> Trainer:
+        """The trainer; it goes on with what is in the folder.
+
+        Raises:
+            UsageError: the recipe does not fit its data or its model, or the folder holds another training.
+        """
+        mixture, reward = Mixture.load(self.mixture), load_reward(self.reward) if self.reward else answer_reward
+        mixture.tasks(data)  # what is wrong with them is told before a model is loaded
+        held = [(tasks.load(one.name, data), one) for one in self.validation]
+        reader = self.reader()
+        count, seed = reader.count, self.training.seed
+        validation = {
+            f"{one.name}@{length}": [Drawn(task=task, length=length, sample=task.make(length, seed, number, count)) for number in range(one.samples)]
+            for task, one in held
+            for length in one.lengths or (0,)
+        }
+
+        def draw(position: int, share: float) -> Drawn:
+            return mixture.draw(position, seed=seed, share=share, data=data, count=count)
+
+        return Trainer(reader, draw, self.training, folder, validation=validation, reward=reward, accelerator=accelerator)
+
+    def shown(self, reader: Reader, data: Data) -> Iterator[float]:
+        """The warm start of a reader's policy, made ready as `training` says: the loss of each step.
+
+        Raises:
+            UsageError: a question of the mixture has no gold facts.
+        """
+        mixture, told = Mixture.load(self.mixture), self.warm_start
+        policy = reader.backend
+        if not isinstance(policy, Sampler):
+            raise UsageError(f"a warm start takes a reader whose backend is a Sampler, not {policy!r}")
+        start(policy, self.training)
+
+        def replies() -> Iterable[Any]:
+            for number in range(told.readings):
+                share = number / told.readings
+                drawn = mixture.draw(number, seed=self.training.seed + 1, share=share, data=data, count=reader.count)
+                yield from ((example.messages, example.target) for example in examples(drawn.task, drawn.sample, reader))
+
+        yield from warm_start(policy, replies(), batch=told.batch, learning_rate=told.learning_rate, tokens=self.training.tokens)
+
+    def save(self, reader: Reader, folder: str | Path, lines: Iterable[dict[str, Any]] = ()) -> Policy:
+        """The policy of a reader as a directory that every backend loads, with a card of the training's own figures.
+
+        Raises:
+            UsageError: the directory is there already, or cannot be written.
+        """
+        told = list(lines)
+        rewards = [line["reward"] for line in told if "reward" in line]
+        evaluated = [line for line in told if "validation" in line]
+        names = sorted(name.removeprefix("validation/") for name in (evaluated[0] if evaluated else ()) if name.startswith("validation/"))
+        best = max(evaluated, key=lambda line: line["validation"]) if evaluated else {}
+        scores = {name: (evaluated[0][f"validation/{name}"], best[f"validation/{name}"]) for name in names}
+        figures = export.Figures(
+            data=Path(self.mixture).name, steps=len(rewards), rewards=rewards, scores=scores, settings=_shown_settings(self.training)
+        )
+        policy = Policy(model=self.model, prompts=reader.prompts, budgets=reader.budgets)
+        backend: Any = reader.backend
+        return export.save(backend.model, backend.tokenizer, folder, policy=policy, figures=figures)
+
+
+def finished(trainer: Trainer, recipe: Recipe) -> Policy:
+    """The best policy of a training (the last one, where nothing was evaluated), in the directory `policy` of its folder.
+
+    Raises:
+        UsageError: it is there already, or cannot be written.
+    """
+    best = trainer.folder / "best"
+    if best.is_dir():
+        checkpoints.load(trainer.policy.model, best)
+    return recipe.save(trainer.reader, trainer.folder / "policy", metrics.read(trainer.folder / "metrics.jsonl"))
+
+
+def _shown_settings(settings: Settings) -> dict[str, Any]:
+    names = ("questions", "group", "updates", "learning_rate", "temperature", "kl", "seed")
+    return {name.replace("_", " "): getattr(settings, name) for name in names}
+
+
+_RECIPE = TypeAdapter(Recipe)
+Told = Callable[[dict[str, float]], None]

@@ -41,6 +41,7 @@ LAYERS = {  # a module may import from lower layers, and from its own where WITH
     "llama_index": 4,
     "evaluation": 4,
     "serve": 5,
+    "training": 5,
     "progress": 6,
     "streams": 6,
     "watch": 6,
@@ -84,9 +85,10 @@ WITHIN = {
     ("backends", "policies"),
 }
 HOMES = {  # heavy package -> the only files that may import it
-    "torch": {"backends/transformers.py"},
+    "torch": {"backends/transformers.py", "training/"},
     "transformers": {"backends/transformers.py"},
-    "peft": {"backends/transformers.py"},
+    "peft": {"backends/transformers.py", "training/"},
+    "gguf": {"training/gguf_adapter.py"},
     "vllm": {"backends/vllm.py"},
     "xllamacpp": {"backends/llamacpp.py"},
     "openai": {"backends/openai.py"},

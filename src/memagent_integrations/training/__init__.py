@@ -1,0 +1,1 @@
+"""Reinforcement learning teaches a reader what to keep."""

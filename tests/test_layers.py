@@ -88,9 +88,10 @@ WITHIN = {
     ("backends", "policies"),
 }
 HOMES = {  # heavy package -> the only files that may import it
-    "torch": {"backends/transformers.py"},
+    "torch": {"backends/transformers.py", "training/"},
     "transformers": {"backends/transformers.py"},
-    "peft": {"backends/transformers.py"},
+    "peft": {"backends/transformers.py", "training/"},
+    "gguf": {"training/gguf_adapter.py"},
     "vllm": {"backends/vllm.py"},
     "xllamacpp": {"backends/llamacpp.py"},
     "openai": {"backends/openai.py"},

@@ -1,6 +1,7 @@
 """A policy: what has to agree for a trained reader to work, in one directory.
 
-`memagent.json` holds the model's name, the LoRA adapter (a path inside the directory), the prompts and the budgets.
+`memagent.json` holds the model's name, the LoRA adapter, the prompts and the budgets. Paths in it are inside the directory, so that it can be
+moved and copied as a whole.
 """
 
 from __future__ import annotations
@@ -19,19 +20,37 @@ FILE = "memagent.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """A model (as `load_backend` names it), an optional adapter, the prompts it was trained with, and its budgets."""
+    """A model (as `load_backend` names it), an optional adapter, the prompts it was trained with, and its budgets.
+
+    A model whose name begins with "./" lies in the policy's directory: "transformers:./model". `adapter` is a LoRA adapter in PEFT's form, a
+    folder; where there is a GGUF file of the same name beside it, llama.cpp reads that.
+    """
 
     model: str
     adapter: str | None = None
     prompts: PromptSet
     budgets: Budgets = field(default_factory=Budgets)
 
+    def adapter_for(self, kind: str) -> str | None:
+        """The adapter in the form that a kind of backend reads.
+
+        Raises:
+            UsageError: there is no form of it for llama.cpp.
+        """
+        if not self.adapter or kind != "llamacpp" or self.adapter.endswith(".gguf"):
+            return self.adapter
+        file = Path(f"{self.adapter}.gguf")
+        if not file.is_file():
+            advice = "name another backend that has the same weights: model='transformers:NAME' or model='vllm:NAME'"
+            raise UsageError(f"llama.cpp cannot load the adapter of this policy: there is no {file}; {advice}")
+        return str(file)
+
 
 _ADAPTER = TypeAdapter(Policy)
 
 
 def load(directory: str | Path) -> Policy:
-    """The policy in a directory; the adapter's path is made absolute.
+    """The policy in a directory; its paths are made absolute.
 
     Raises:
         UsageError: the directory holds no valid `memagent.json`.
@@ -44,8 +63,11 @@ def load(directory: str | Path) -> Policy:
         raise UsageError(f"{path} is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
         raise UsageError(f"{str(directory)!r} is no policy: cannot read {FILE} ({why(error)})") from error
-    if policy.model.startswith("policy:"):
+    kind, _, name = policy.model.partition(":")
+    if kind == "policy":
         raise UsageError(f"{path} is not valid: model: a policy names a model, not another policy")
+    if name.startswith("./"):
+        policy = replace(policy, model=f"{kind}:{(path.parent / name).resolve()}")
     return replace(policy, adapter=str((path.parent / policy.adapter).resolve())) if policy.adapter else policy
 
 

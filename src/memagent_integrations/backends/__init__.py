@@ -28,7 +28,8 @@ def load_backend(spec: str, **options: Any) -> Backend:
 
     "openai:MODEL" (any OpenAI-compatible endpoint), "llamacpp:FILE.gguf", "transformers:NAME", "vllm:NAME", "policy:DIR" (the model and
     adapter that its `memagent.json` names; `Reader` takes the prompts and budgets too), or the name of an embedded model ("smollm2",
-    fetched at first use). `options` go to the backend's class.
+    fetched at first use). `options` go to the backend's class. The option `model` loads a policy's adapter on the same weights elsewhere:
+    `load_backend("policy:DIR", model="vllm:NAME")`. An endpoint has the adapter already, under a name of its own: "openai:THAT_NAME".
 
     Raises:
         UsageError: the name or an option is unknown.
@@ -38,16 +39,27 @@ def load_backend(spec: str, **options: Any) -> Backend:
     kind, _, name = spec.partition(":")
     if spec in models.EMBEDDED:
         embedded = models.EMBEDDED[spec]
-        defaults = {"name": spec, "window": embedded.window, "sampling": embedded.sampling}
+        sampling = {} if options.get("adapter") else embedded.sampling  # a crutch of the raw model; adapters are trained without it
+        defaults = {"name": spec, "window": embedded.window, "sampling": sampling}
         return _make("llamacpp", models.pull(spec), defaults | options)
     if kind == "policy" and name:
-        policy = policies.load(name)
-        adapter = {"adapter": policy.adapter} if policy.adapter else {}
-        return load_backend(policy.model, **(adapter | options))
+        return _trained(policies.load(name), options)
     if kind in _KINDS and name:
         return _make(kind, name, options)
     known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *models.EMBEDDED])
     raise UsageError(f"unknown model {spec!r}; use one of {known}, or in MemAgentReader provider:NAME of LangChain's init_chat_model")
+
+
+def _trained(policy: policies.Policy, options: dict[str, Any]) -> Backend:
+    """A policy's model, or another with the same weights, with the policy's adapter in the form that this backend reads."""
+    model = options.pop("model", policy.model)
+    if not isinstance(model, str) or model.startswith("policy:"):
+        raise UsageError(f"model has to be the name of a model that has the weights of {policy.model}, not {model!r}")
+    kind = "llamacpp" if model in models.EMBEDDED else model.partition(":")[0]
+    served = kind == "openai" and model != policy.model
+    if not served and "adapter" not in options and (adapter := policy.adapter_for(kind)):
+        options["adapter"] = adapter
+    return load_backend(model, **options)
 
 
 def _make(kind: str, model: Any, options: dict[str, Any]) -> Backend:

@@ -89,7 +89,9 @@ WITHIN = {
 }
 HOMES = {  # heavy package -> the only files that may import it
     "torch": {"backends/transformers.py", "training/"},
-    "transformers": {"backends/transformers.py"},
+    "transformers": {"backends/transformers.py", "training/"},
+    "accelerate": {"training/"},
+    "safetensors": {"training/"},
     "peft": {"backends/transformers.py", "training/"},
     "gguf": {"training/gguf_adapter.py"},
     "vllm": {"backends/vllm.py"},
@@ -106,7 +108,7 @@ HOMES = {  # heavy package -> the only files that may import it
     "datasets": {"evaluation/data.py"},
     "lm_eval": {"evaluation/lm_eval.py"},
     "wonderwords": {"evaluation/tasks/words.py"},
-    "matplotlib": {"evaluation/plots.py"},
+    "matplotlib": {"evaluation/plots.py", "training/plots.py"},
     "scipy": {"evaluation/statistics.py"},
     "tabulate": {"evaluation/report.py"},
     "typer": {"cli.py", "evals.py", "runs.py", "trains.py"},

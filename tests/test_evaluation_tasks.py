@@ -463,6 +463,10 @@ def test_facts_of_a_question_have_the_answer_or_what_they_are_about(tmp_path: Pa
     assert {fact.text: fact.keys for fact in sample.facts} == {"Ann\nAnn lives in Bonn.": ("Ann",), "Bonn\nBonn is on the Rhine.": ("Rhine",)}
     assert sample.answers == ("Rhine",)
     assert "Ann is a place" not in text(sample)
+    for answer in ("no", "yes", "on"):  # it stands in "Bonn", and yes and no in any text
+        write(tmp_path / "hotpotqa/dev.jsonl", [hotpot(answer=answer)])
+        sample = load("qa_2", Data(tmp_path)).make(60, 0, 0, count)
+        assert {fact.keys for fact in sample.facts} == {("Ann",), ("on",) if answer == "on" else ("Bonn",)}
 
 
 def test_longbench_and_files_of_ones_own(tmp_path: Path) -> None:
@@ -470,7 +474,7 @@ def test_longbench_and_files_of_ones_own(tmp_path: Path) -> None:
     write(tmp_path / "longbench/qasper.jsonl", [row])
     task = load("longbench_qasper", Data(tmp_path))
     sample = task.make(0, 0, 0, count)
-    assert (task.unit, task.size, task.metric) == (None, 1, "qa_f1")
+    assert (task.unit, task.size, task.metric) == (None, 1, "f1")
     assert (sample.question, sample.answers, text(sample)) == ("Who?", ("Ann", "she"), row["context"])
     assert max(map(len, sample.document())) <= 65_536
     own = tmp_path / "own.jsonl"
@@ -508,11 +512,16 @@ def test_files_that_hold_nothing_or_are_none(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(UsageError, match="has no rows"):
         load(f"jsonl:{tmp_path / 'empty.jsonl'}", Data())
+    with pytest.raises(UsageError, match="is not UTF-8 text; give the file another name"):
+        load("jsonl:caf\udce9.jsonl", Data())
     for name in ("missing.jsonl", "nul\0", "."):
         with pytest.raises(UsageError, match="cannot read"):
             load(f"jsonl:{tmp_path / name}", Data())
     with pytest.raises(UsageError, match="not a folder"):
         Data(tmp_path / "missing")
+    write(tmp_path / "hotpotqa/dev.jsonl", [hotpot(context=[["Ann", 5]])])
+    with pytest.raises(UsageError, match=r"dev\.jsonl, line 1: the field 'context' has to hold pairs"):
+        load("qa_2", Data(tmp_path))
     write(tmp_path / "hotpotqa/dev.jsonl", [hotpot(supporting_facts=[["Zoe", 0]])])
     with pytest.raises(UsageError, match=r"dev\.jsonl, line 1: a paragraph that supporting_facts names"):
         load("qa_2", Data(tmp_path))

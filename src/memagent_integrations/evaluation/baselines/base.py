@@ -112,7 +112,7 @@ class Model:
         Raises:
             ContextOverflow: none.
         """
-        taken = sum(self.count(message.content) + self.meter.template_tokens for message in messages) + MARGIN
+        taken = self._size(messages) + MARGIN
         left = self.terms.window - taken - (1 + answers) * self.terms.output
         if left <= 0:
             raise ContextOverflow(
@@ -132,11 +132,14 @@ class Model:
             raise BackendError(f"gave up after {self.most} calls, {CALLS_A_PART} for each part of the document: the answers do not become shorter")
         sent = tuple(replace(message, content=neutralise(message.content)) for message in messages)
         written = min(limit or self.terms.output, self.terms.output)
-        size = sum(map(self.count, (message.content for message in sent)))
+        size = self._size(sent)
         if size + written > self.terms.window:
             raise ContextOverflow(f"a prompt of {size} tokens and {written} of output do not fit the window of {self.terms.window}")
         prompt = Prompt(index=self.meter.calls, phase="answer", messages=sent, max_tokens=written)
         return strip_thinking(self.terms.calls.complete(self.meter, prompt).text)
+
+    def _size(self, messages: Sequence[Message]) -> int:
+        return sum(self.count(message.content) + self.meter.template_tokens for message in messages)
 
     def _count(self, text: str) -> int:
         return self.terms.calls.count(self.terms.backend, neutralise(text))

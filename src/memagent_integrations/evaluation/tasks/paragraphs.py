@@ -12,6 +12,7 @@ from itertools import islice
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data, Paragraph, Question
+from memagent_integrations.evaluation.diagnostics import holds
 from memagent_integrations.evaluation.haystacks import too_short
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
@@ -42,7 +43,7 @@ def load(name: str, data: Data) -> Task:
 
     if name == "ruler_hqa":
         return Task(name=name, metric="sub_em", make=make, unit="paragraphs", lengths=HQA_LENGTHS, size=len(questions))
-    return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(questions), answer_tokens=32)
+    return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(questions))
 
 
 class _Shelf:
@@ -171,6 +172,6 @@ def _name(paragraph: Paragraph) -> str:
 
 
 def _keys(paragraph: Paragraph, question: Question) -> tuple[str, ...]:
-    """The answer where the paragraph says it, else what the paragraph is about."""
-    said = [answer for answer in question.answers if answer in paragraph.text]
+    """The answer where the paragraph says it, else what the paragraph is about: so it is where the answer is yes or no, which any text says."""
+    said = [answer for answer in question.answers if answer.lower() not in ("yes", "no") and holds(paragraph.text, (answer,))]
     return (min(said, key=len),) if said else (paragraph.title.partition(" (")[0],)

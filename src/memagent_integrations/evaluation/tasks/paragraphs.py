@@ -174,4 +174,5 @@ def _name(paragraph: Paragraph) -> str:
 def _keys(paragraph: Paragraph, question: Question) -> tuple[str, ...]:
     """The answer where the paragraph says it, else what the paragraph is about: so it is where the answer is yes or no, which any text says."""
     said = [answer for answer in question.answers if answer.lower() not in ("yes", "no") and holds(paragraph.text, (answer,))]
-    return (min(said, key=len),) if said else (paragraph.title.partition(" (")[0],)
+    about = [paragraph.title.partition(" (")[0]] if paragraph.title else question.answers  # SQuAD's have none
+    return (min(said or about, key=len),)

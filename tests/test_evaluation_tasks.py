@@ -112,13 +112,10 @@ def test_an_answer_is_in_the_document_once(name: str) -> None:
     assert {key for fact in sample.facts for key in fact.keys} == set(sample.answers)
     found = {(key, value) for _, key, value in NEEDLE.findall(whole)}
     assert {value for key, value in found if key in sample.question} == set(sample.answers)
-    assert len(found) == {
-        "niah_multikey_2": len(found),
-        "niah_multikey_3": len(found),
-        "niah_single_1": 1,
-        "niah_single_2": 1,
-        "niah_single_3": 1,
-    }.get(name, 4)
+    if name in ("niah_multikey_2", "niah_multikey_3"):
+        assert len(found) > 100, "the haystack is made of needles"
+    else:
+        assert len(found) == (1 if "single" in name else 4)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("niah_multikey_2", r"\d{7}"), ("niah_multikey_3", r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")])

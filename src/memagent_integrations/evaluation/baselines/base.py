@@ -110,7 +110,7 @@ class Model:
         """Tokens that the window leaves for text beside these messages and one more answer to write, and `answers` of them to show.
 
         Raises:
-            ContextOverflow: none.
+            ContextOverflow: it leaves none.
         """
         taken = self._size(messages) + MARGIN
         left = self.terms.window - taken - (1 + answers) * self.terms.output
@@ -159,9 +159,9 @@ class Baseline(ABC):
 
     def __init__(self, name: str, options: str, terms: Terms) -> None:
         self.name, self.terms = name, terms
-        self.set(options)
+        self.configure(options)
 
-    def set(self, options: str) -> None:
+    def configure(self, options: str) -> None:
         """Take the options.
 
         Raises:

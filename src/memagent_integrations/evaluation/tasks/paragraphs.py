@@ -15,13 +15,13 @@ from memagent_integrations.evaluation.data import Data, Paragraph, Question
 from memagent_integrations.evaluation.diagnostics import holds
 from memagent_integrations.evaluation.haystacks import too_short
 from memagent_integrations.evaluation.permutation import Permutation
+from memagent_integrations.evaluation.published import PARAGRAPHS
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
 from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, named
 from memagent_integrations.settings import check_int
 from memagent_integrations.tokens import Counter
 
 NAMES = ("qa_1", "qa_2", "ruler_hqa")
-HQA_LENGTHS = (50, 100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600)
 _LOOKED_AT = 256  # paragraphs of which the last one is the one that fits best
 
 
@@ -42,7 +42,7 @@ def load(name: str, data: Data) -> Task:
         return stack.sample(id, size)
 
     if name == "ruler_hqa":
-        return Task(name=name, metric="sub_em", make=make, unit="paragraphs", lengths=HQA_LENGTHS, size=len(questions))
+        return Task(name=name, metric="sub_em", make=make, unit="paragraphs", lengths=PARAGRAPHS, size=len(questions))
     return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(questions))
 
 

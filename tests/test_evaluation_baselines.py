@@ -252,6 +252,9 @@ def test_a_gold_passage_beyond_the_window_is_not_cut() -> None:
     contestant, backend = made("oracle")
     assert "do not fit the window of 2048" in str(contestant.answer(sample(oracle=NEEDLE * 200)).error)
     assert backend.prompts == []
+    for times in range(1, 200):
+        contestant.answer(sample(oracle=NEEDLE * times))
+    assert WINDOW - 20 < max(size(backend, prompt) for prompt in backend.prompts) <= WINDOW
 
 
 def test_the_window_comes_from_the_caller_then_the_backend() -> None:

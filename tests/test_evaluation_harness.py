@@ -12,16 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memagent_integrations import UsageError
+from memagent_integrations import BackendError, Reading, ScriptedBackend, UsageError
 from memagent_integrations.evaluation import harness, plots, report
-from memagent_integrations.evaluation.baselines import Outcome
+from memagent_integrations.evaluation.baselines import Contestant, Outcome
+from memagent_integrations.evaluation.baselines import make as make_reader
 from memagent_integrations.evaluation.diagnostics import Trace
 from memagent_integrations.evaluation.results import Result, Results, merged
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
@@ -64,7 +65,9 @@ def right(sample: Sample) -> str:
     return f"It is {sample.answers[0]}."
 
 
-def run(path: Path, readers: dict[str, Answers], *, samples: int = 4, told: Any = None, tasks: tuple[Task, ...] = (TASK,), **options: Any) -> Results:
+def run(
+    path: Path, readers: Mapping[str, Contestant], *, samples: int = 4, told: Any = None, tasks: tuple[Task, ...] = (TASK,), **options: Any
+) -> Results:
     results = Results(path, MADE)
     todo = harness.jobs(tasks, list(readers), samples)
     harness.evaluate(todo, readers, results, seed=0, count=len, told=told, **options)
@@ -140,16 +143,25 @@ def test_a_line_that_was_not_written_to_its_end_is_made_anew(tmp_path: Path) -> 
         assert list(run(path, readers)) == whole
         assert len(readers["right"].asked) == 1
         assert path.read_bytes().count(b"\n") == 9
+    header = written.index(b"\n")
+    for cut in (3, header - 1, header):  # killed at the first line: nothing was done yet
+        path.write_bytes(written[:cut])
+        assert list(run(path, {"right": Answers(right)})) == whole == list(Results(path))
 
 
 def test_a_file_of_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     run(path, {"right": Answers(right)})
-    with pytest.raises(UsageError, match="was made with other settings \\(seed: 0, now 1\\)"):
+    with pytest.raises(UsageError, match="was made with other settings \\(seed: 0 against 1\\)"):
         Results(path, {**MADE, "seed": 1})
-    (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(UsageError, match="is no file of results"):
-        Results(tmp_path / "other.jsonl", MADE)
+    other = tmp_path / "other.jsonl"
+    for text in ('{"a": 1}\n', '{"a": 1}', "a note", '{"made": 1}\n', "\n", "[" * 100_000 + "\n"):
+        other.write_text(text)
+        with pytest.raises(UsageError, match="is no file of results"):
+            Results(other, MADE)
+        assert other.read_text() == text
+    with pytest.raises(UsageError, match="cannot write"):
+        run(tmp_path, {"right": Answers(right)})
     with pytest.raises(UsageError, match="there are no results in"):
         Results(tmp_path / "nothing.jsonl")
     path.write_bytes(path.read_bytes() + b'{"task": 1}\n')
@@ -161,6 +173,79 @@ def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     with Results(path, MADE).writing(), pytest.raises(UsageError, match="is being written by another run"):
         run(path, {"right": Answers(right)})
+
+
+def test_what_another_run_wrote_in_the_meantime_is_not_done_again(tmp_path: Path) -> None:
+    path, late = tmp_path / "results.jsonl", Answers(right)
+    looked = Results(path, MADE), Results(path, {**MADE, "seed": 1})
+    whole = list(run(path, {"right": Answers(right)}))
+    todo = harness.jobs([TASK], ["right"], 4)
+    harness.evaluate(todo, {"right": late}, looked[0], seed=0, count=len)
+    assert (list(looked[0]), late.asked) == (whole, [])
+    with pytest.raises(UsageError, match="was made with other settings"):
+        harness.evaluate(todo, {"right": late}, looked[1], seed=1, count=len)
+    assert list(Results(path)) == whole
+
+
+def test_what_no_file_takes_is_written_all_the_same(tmp_path: Path) -> None:
+    results = run(tmp_path / "results.jsonl", {"right": Answers(lambda sample: f"{right(sample)} \ud83d\0")})
+    assert [row.mean for row in report.rows(results)] == [1.0, 1.0]
+    assert {result.answer for result in Results(tmp_path / "results.jsonl") if result.length == 100} >= {"It is 01000. \ufffd\0"}
+
+
+def test_readings_stay_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    backend = ScriptedBackend(lambda prompt: "note \udc00" if prompt.phase == "memory" else "It is 01000.")
+    run(path, {"memagent": make_reader("memagent", backend)}, samples=1)
+    (first, _) = Results(path)
+    line = json.loads(path.read_text().splitlines()[1])
+    assert Reading.from_json(json.dumps(line["reading"])).steps[0].memory == "note \ufffd"
+    assert (first.reading, first.answer, first.traces[0].read_at) == (None, "It is 01000.", 0)
+
+
+def test_samples_under_way_are_kept_when_a_run_ends(tmp_path: Path) -> None:
+    begun, go_on = threading.Barrier(4), threading.Event()
+
+    def say(sample: Sample) -> str:
+        begun.wait(10)
+        if sample.id != "01000":
+            go_on.wait(10)
+        return right(sample)
+
+    def told(result: Result) -> None:
+        go_on.set()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "results.jsonl", {"right": Answers(say)}, tasks=(replace(TASK, lengths=(100,)),), told=told, concurrency=4)
+    assert [result.score for result in Results(tmp_path / "results.jsonl")] == [1.0] * 4
+
+
+def test_a_mistake_in_one_sample_costs_none_of_the_others(tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def say(sample: Sample) -> str:
+        together.wait(10)
+        if sample.id == "01002":
+            raise UsageError("no gold passages")
+        return right(sample)
+
+    with pytest.raises(UsageError, match="no gold passages"):
+        run(tmp_path / "results.jsonl", {"right": Answers(say)}, tasks=(replace(TASK, lengths=(100,)),), concurrency=4)
+    assert [result.number for result in Results(tmp_path / "results.jsonl")] == [0, 1, 3]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_run_ends_where_the_server_is_down(tmp_path: Path, concurrency: int) -> None:
+    path, down = tmp_path / "results.jsonl", Answers(right, passing=True)
+    with pytest.raises(
+        BackendError, match="10 samples in a row failed, .* the server is down; the same command" if concurrency == 1 else "30 samples"
+    ):
+        run(path, {"reader": down}, samples=100, concurrency=concurrency)
+    assert len(down.asked) <= 12 * concurrency
+    up = Answers(right)
+    assert [row.mean for row in report.rows(run(path, {"reader": up}, samples=100))] == [1.0, 1.0]
+    assert len(up.asked) == 200
 
 
 def test_samples_are_answered_side_by_side(tmp_path: Path) -> None:
@@ -179,6 +264,7 @@ def test_samples_are_answered_side_by_side(tmp_path: Path) -> None:
     [
         ({"tasks": [replace(TASK, lengths=(0,))]}, "length has to be"),
         ({"samples": 0}, "samples has to be"),
+        ({"samples": 10**9}, "samples has to be"),
         ({"tasks": [Task(name="none", metric="em", make=make)]}, "the task none needs lengths"),
     ],
 )
@@ -190,6 +276,13 @@ def test_wrong_jobs(arguments: dict[str, Any], message: str) -> None:
 def test_a_task_of_files_has_as_many_samples_as_there_are() -> None:
     task = Task(name="files", metric="em", make=make, unit=None, size=3)
     assert [job.key for job in harness.jobs([task], ["right"], 10)] == [("files", 0, "right", number) for number in range(3)]
+
+
+def test_no_job_is_there_twice_and_the_first_samples_come_first() -> None:
+    todo = harness.jobs([replace(TASK, lengths=(100, 200, 100)), TASK], ["one", "two"], 3)
+    assert len({job.key for job in todo}) == len(todo) == 2 * 2 * 3
+    assert [(job.length, job.reader) for job in todo[:4]] == [(100, "one"), (100, "two"), (200, "one"), (200, "two")]
+    assert [job.number for job in todo] == [0, 0, 0, 0, 1, 1, 2, 2, 1, 1, 2, 2]
 
 
 # ---- killed and begun again -----------------------------------------------------------------------------------------------------
@@ -281,6 +374,21 @@ def test_of_a_sample_in_two_files_the_last_counts(tmp_path: Path) -> None:
     assert [each.score for each in merged([first, second])] == [1.0, 1.0]
 
 
+def test_files_that_were_made_with_different_settings_are_not_put_into_one_table(tmp_path: Path) -> None:
+    files = [Results(tmp_path / f"{model}.jsonl", MADE | {"model": model}) for model in ("small", "large")]
+    for results in files:
+        harness.evaluate(harness.jobs([TASK], ["right"], 1), {"right": Answers(right)}, results, seed=0, count=len)
+    with pytest.raises(UsageError, match=r"small.jsonl' and .*large.jsonl' .*different settings \(model: 'small' against 'large'\)"):
+        merged(files)
+    assert merged(files[:1]) == list(files[0])
+
+
+def test_a_name_is_one_cell() -> None:
+    table = report.markdown(report.rows([result("cut", 0, 1.0, task="jsonl:a|b\n| c")]))
+    assert table.count("\n") == 2
+    assert "| jsonl:a\\|b \\| c |" in table
+
+
 def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
     results = list(run(tmp_path / "results.jsonl", {"right": Answers(right), "wrong": Answers(lambda sample: "no")}, samples=10))
     table = report.rows(results)
@@ -292,11 +400,14 @@ def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
     plots.survival([result("right", number, 1.0, traces=(trace,)) for number, trace in enumerate(held)], tmp_path / "survival.png")
     for name in ("accuracy", "cost", "depths", "survival"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    whole = report.rows([result("cut", 0, 1.0, task="jsonl:$\\no$ {formula}_^", length=0, usage=Usage(prompt_tokens=9, completion_tokens=1))])
+    plots.accuracy(whole, tmp_path / "whole.png")
+    plots.cost(whole, tmp_path / "whole.png")
 
 
 def test_there_may_be_nothing_to_draw(tmp_path: Path) -> None:
     unknown = Usage(prompt_tokens=None, completion_tokens=None, cached_tokens=None)
-    table = report.rows([result("a", 0, 1.0, usage=unknown)], published=False)
+    table = report.rows([result("a", 0, 1.0, usage=unknown), result("b", 0, 0.0, usage=NO_USAGE)], published=False)
     for draw in (
         lambda path: plots.accuracy([], path),
         lambda path: plots.cost(table, path),

@@ -10,7 +10,7 @@ import pytest
 
 from memagent_integrations import UsageError
 from memagent_integrations.evaluation import scoring
-from memagent_integrations.evaluation.scoring import METRICS, boxed_em, em, normalise, qa_f1, string_match_all, string_match_part, sub_em
+from memagent_integrations.evaluation.scoring import METRICS, boxed_em, em, f1, normalise, qa_f1, string_match_all, string_match_part, sub_em
 
 WORDS = "the a an Paris paris, London. New-York 42 3.14 yes no noanswer É été U.S. O'Neill river big".split()  # noqa: SIM905
 
@@ -53,6 +53,11 @@ def test_normalisation(text: str, normal: str) -> None:
         (em, "B", ["A"], 0.0),
         (em, "(a)", ["A"], 0.0),
         (em, "a", ["A"], 1.0),
+        (f1, "the big red dog", ["a red dog ran"], 2 / 3),  # 2 of 3 words said, 2 of 3 wanted
+        (f1, "yes it is", ["Yes."], 0.5),  # precision 1/3, recall 1
+        (f1, "", ["x"], 0.0),
+        (qa_f1, "no", ["yes", "the no"], 1.0),
+        (qa_f1, "no way", ["yes", "no way out"], 0.8),
         (qa_f1, "the big red dog", ["a red dog ran"], 2 / 3),  # 2 of 3 words said, 2 of 3 wanted
         (qa_f1, "red", ["blue", "red hat"], 2 / 3),  # the better gold: precision 1, recall 1/2
         (qa_f1, "to be or not to be", ["to be"], 0.5),  # precision 2/6, recall 2/2
@@ -83,7 +88,7 @@ def test_values_worked_out_by_hand(metric: scoring.Metric, answer: str, golds: l
 
 
 def test_the_metrics_have_names() -> None:
-    assert list(METRICS) == ["em", "qa_f1", "sub_em", "string_match_all", "string_match_part", "boxed_em"]
+    assert list(METRICS) == ["em", "f1", "qa_f1", "sub_em", "string_match_all", "string_match_part", "boxed_em"]
     assert METRICS["em"] is em
 
 
@@ -97,7 +102,9 @@ def test_hostile_input(name: str) -> None:
             metric(r"\boxed{x}", golds)
     for answer in ("", " ", "\0", "\ud800", "東京", "İ", "e\u0301", "🧭", "{{{", r"\boxed{" * 50):
         assert 0 <= metric(answer, ["東京", "é", "\ud800"]) <= 1
-    assert metric(r"\boxed{東京}", ["京都", "東京"] if name != "string_match_all" else ["東京"]) == (1.0 if name not in ("em", "qa_f1") else 0.0)
+    assert metric(r"\boxed{東京}", ["京都", "東京"] if name != "string_match_all" else ["東京"]) == (
+        1.0 if name not in ("em", "f1", "qa_f1") else 0.0
+    )
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -116,6 +123,8 @@ def test_hotpotqa_scores_as_its_own_script_does() -> None:
         if all(theirs.normalize_answer(text) for text in (answer, *golds)):  # where it leaves nothing of a text, ours differs on purpose
             assert em(answer, golds) == max(theirs.exact_match_score(answer, gold) for gold in golds)
             assert qa_f1(answer, golds) == pytest.approx(max(theirs.f1_score(answer, gold)[0] for gold in golds))
+            if not {"yes", "no", "noanswer"} & {normalise(text) for text in (answer, *golds)}:
+                assert f1(answer, golds) == qa_f1(answer, golds)
 
 
 def test_ruler_scores_as_lm_eval_does() -> None:

@@ -112,13 +112,10 @@ def test_an_answer_is_in_the_document_once(name: str) -> None:
     assert {key for fact in sample.facts for key in fact.keys} == set(sample.answers)
     found = {(key, value) for _, key, value in NEEDLE.findall(whole)}
     assert {value for key, value in found if key in sample.question} == set(sample.answers)
-    assert len(found) == {
-        "niah_multikey_2": len(found),
-        "niah_multikey_3": len(found),
-        "niah_single_1": 1,
-        "niah_single_2": 1,
-        "niah_single_3": 1,
-    }.get(name, 4)
+    if name in ("niah_multikey_2", "niah_multikey_3"):
+        assert len(found) > 100, "the haystack is made of needles"
+    else:
+        assert len(found) == (1 if "single" in name else 4)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("niah_multikey_2", r"\d{7}"), ("niah_multikey_3", r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")])
@@ -464,6 +461,16 @@ def test_facts_of_a_question_have_the_answer_or_what_they_are_about(tmp_path: Pa
     assert {fact.text: fact.keys for fact in sample.facts} == {"Ann\nAnn lives in Bonn.": ("Ann",), "Bonn\nBonn is on the Rhine.": ("Rhine",)}
     assert sample.answers == ("Rhine",)
     assert "Ann is a place" not in text(sample)
+    for answer in ("no", "yes", "on"):  # it stands in "Bonn", and yes and no in any text
+        write(tmp_path / "hotpotqa/dev.jsonl", [hotpot(answer=answer)])
+        sample = load("qa_2", Data(tmp_path)).make(60, 0, 0, count)
+        assert {fact.keys for fact in sample.facts} == {("Ann",), ("on",) if answer == "on" else ("Bonn",)}
+    write(
+        tmp_path / "squad/questions.jsonl", [{"id": "1", "title": "T", "paragraph": 0, "question": "Which river?", "answers": ["Rhin", "The Rhin"]}]
+    )
+    write(tmp_path / "squad/paragraphs.jsonl", [{"title": "T", "paragraph": n, "context": f"The Rhine has {n} banks."} for n in range(9)])
+    (fact,) = load("qa_1", Data(tmp_path)).make(60, 0, 0, count).facts
+    assert fact.keys == ("Rhin",), "part of a word, of a paragraph without a title"
 
 
 def test_longbench_and_files_of_ones_own(tmp_path: Path) -> None:
@@ -471,7 +478,7 @@ def test_longbench_and_files_of_ones_own(tmp_path: Path) -> None:
     write(tmp_path / "longbench/qasper.jsonl", [row])
     task = load("longbench_qasper", Data(tmp_path))
     sample = task.make(0, 0, 0, count)
-    assert (task.unit, task.size, task.metric) == (None, 1, "qa_f1")
+    assert (task.unit, task.size, task.metric) == (None, 1, "f1")
     assert (sample.question, sample.answers, text(sample)) == ("Who?", ("Ann", "she"), row["context"])
     assert max(map(len, sample.document())) <= 65_536
     own = tmp_path / "own.jsonl"
@@ -509,11 +516,16 @@ def test_files_that_hold_nothing_or_are_none(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(UsageError, match="has no rows"):
         load(f"jsonl:{tmp_path / 'empty.jsonl'}", Data())
+    with pytest.raises(UsageError, match="is not UTF-8 text; give the file another name"):
+        load("jsonl:caf\udce9.jsonl", Data())
     for name in ("missing.jsonl", "nul\0", "."):
         with pytest.raises(UsageError, match="cannot read"):
             load(f"jsonl:{tmp_path / name}", Data())
     with pytest.raises(UsageError, match="not a folder"):
         Data(tmp_path / "missing")
+    write(tmp_path / "hotpotqa/dev.jsonl", [hotpot(context=[["Ann", 5]])])
+    with pytest.raises(UsageError, match=r"dev\.jsonl, line 1: the field 'context' has to hold pairs"):
+        load("qa_2", Data(tmp_path))
     write(tmp_path / "hotpotqa/dev.jsonl", [hotpot(supporting_facts=[["Zoe", 0]])])
     with pytest.raises(UsageError, match=r"dev\.jsonl, line 1: a paragraph that supporting_facts names"):
         load("qa_2", Data(tmp_path))

@@ -19,7 +19,7 @@ def reading() -> Reading:
 
 def test_a_reading_survives_json(reading: Reading, tmp_path: Path) -> None:
     clean = Reading.from_json(reading.to_json())
-    assert clean.memory == "note \x00 中文 \ufffd".replace("\ufffd", "?")
+    assert clean.memory == "note \x00 中文 \ufffd"
     assert clean == Reading.from_json(clean.to_json(indent=2))
     assert [step.span for step in clean.steps] == [step.span for step in reading.steps]
     assert clean.budgets == reading.budgets == Budgets(chunk_tokens=20, memory_tokens=20)

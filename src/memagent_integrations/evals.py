@@ -84,23 +84,30 @@ def run(
     options = given(base_url=base_url, tokenizer=tokenizer, temperature=temperature)
     with Reader(model, window=window, backend_options=options, **budgets) as own:
         backend = own.backend
+        address = str(backend.identity.get("base_url"))  # without what is secret in it
         made = {"model": backend.name, "backend": backend.identity, "budgets": vars(own.budgets), "window": window, "seed": seed}
         made["prompts"] = own.prompts.name
-        noted = {"command": sys.argv[1:], "memagent-integrations": __version__, "python": platform.python_version()}
+        command = [argument.replace(base_url, address) if base_url else argument for argument in sys.argv[1:]]
+        noted = {"command": command, "memagent-integrations": __version__, "python": platform.python_version()}
         results = Results(output, made, noted)
         contestants = {name: baselines.make(name, backend, own.budgets, window, own.prompts) for name in readers}
         with _progress(todo, results, quiet=quiet) as told:
-            harness.evaluate(todo, contestants, results, seed=seed, count=backend.count, concurrency=concurrency, told=told)
+            harness.evaluate(todo, contestants, results, seed=seed, count=own.count, concurrency=concurrency, told=told)
     typer.echo(printable(report.markdown(report.rows(results))))
 
 
 def _task(name: str, data: Data, lengths: Sequence[int] | None) -> Task:
     """A task by its name, with the lengths that stand behind an @ in it, else those of all, else its own."""
-    plain, _, own = name.rpartition("@")
-    if plain and all(length.strip().isdecimal() for length in own.split(",")):
-        return replace(tasks.load(plain, data), lengths=tuple(map(int, own.split(","))))
-    found = tasks.load(name, data)
-    return replace(found, lengths=tuple(lengths)) if lengths else found
+    plain, at, own = (name, "", "") if name.startswith(tasks.FILE) else name.partition("@")  # a file's name may have an @
+    task = tasks.load(plain, data)
+    if not at:
+        return replace(task, lengths=tuple(lengths)) if lengths else task
+    if task.unit is None:
+        raise UsageError(f"the documents of {plain} are as long as they are, so {name!r} is no task")
+    try:
+        return replace(task, lengths=tuple(map(int, own.split(","))))
+    except ValueError:
+        raise UsageError(f"lengths are whole numbers, as in {plain}@4096,32768, not {own[:80]!r}") from None
 
 
 @eval_app.command("report", short_help="Tables and pictures of results.")
@@ -130,8 +137,9 @@ def _progress(todo: Sequence[harness.Job], results: Results, *, quiet: bool) -> 
             failed += result.error is not None
             bar.update(shown, advance=1, description=f"{result.task} {result.length:,} {result.reader}" + (f", {failed} failed" if failed else ""))
             if not quiet and not console.is_terminal:
-                verdict = printable(f"failed: {result.error}") if result.error else f"{result.score:.2f}"
-                console.print(f"{result.task} {result.length} {result.reader} {result.number}: {verdict}", markup=False, soft_wrap=True)
+                verdict = f"{result.score:.2f}" if result.error is None else f"failed: {' '.join(result.error.split())}"
+                line = printable(f"{result.task} {result.length} {result.reader} {result.number}: {verdict}")
+                console.print(line, markup=False, soft_wrap=True)
 
         yield told
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 from html import escape
@@ -17,6 +18,7 @@ from memagent_integrations.settings import check_int, given
 Phase = Literal["memory", "answer"]
 Layout = Literal["memory-first", "section-first", "section-shared"]
 Outcome = Literal["updated", "unchanged", "kept", "answered"]
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _error_to_json(error: MemAgentError | None) -> dict[str, Any] | None:
@@ -244,7 +246,7 @@ class Reading:
     def to_json(self, *, indent: int | None = None) -> str:
         """The reading as JSON; `from_json` gives it back. A lone surrogate becomes U+FFFD."""
         value = _adapter().dump_python(self)
-        return _json().dump_json(_encodable(value), indent=indent).decode()
+        return _json().dump_json(encodable(value), indent=indent).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Reading:
@@ -306,11 +308,12 @@ def _json() -> TypeAdapter[Any]:
     return TypeAdapter(Any)
 
 
-def _encodable(value: Any) -> Any:
+def encodable(value: Any) -> Any:
+    """The value (strings, lists, mappings) with U+FFFD in place of lone surrogates: a model may write one, and no file takes it."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {key: _encodable(item) for key, item in value.items()}
+        return {key: encodable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_encodable(item) for item in value]
+        return [encodable(item) for item in value]
     return value

@@ -209,7 +209,7 @@ def _expected(repository: str) -> Iterator[None]:
 
 def _hotpot(row: Row, where: str) -> Question:
     titles = {str(title) for title, _ in pairs(row, "supporting_facts", where)}
-    own = [Paragraph(title=str(title), text="".join(map(str, sentences)).strip()) for title, sentences in pairs(row, "context", where)]
+    own = [Paragraph(title=str(title), text="".join(_sentences(sentences, where)).strip()) for title, sentences in pairs(row, "context", where)]
     gold = tuple(paragraph for paragraph in own if paragraph.title in titles)
     if not gold or len(gold) != len(titles):
         raise UsageError(f"{where}: a paragraph that supporting_facts names is not in context")
@@ -220,6 +220,12 @@ def _hotpot(row: Row, where: str) -> Question:
         gold=gold,
         near=tuple(paragraph for paragraph in own if paragraph.title not in titles),
     )
+
+
+def _sentences(value: Any, where: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise UsageError(f"{where}: the field 'context' has to hold pairs of a title and a list of sentences")
+    return value
 
 
 def _as_file(row: Row) -> Row:

@@ -122,7 +122,7 @@ def _trace(fact: Fact, start: int, steps: Sequence[Step], answer: str) -> Trace:
         start=start,
         read_at=None if first is None else steps[first].index,
         held=() if first is None else tuple(_holding([step.memory for step in steps[first:]], keys)),
-        answered=_holds(answer, keys),
+        answered=holds(answer, keys),
     )
 
 
@@ -131,11 +131,12 @@ def _holding(memories: Sequence[str], keys: Sequence[str]) -> Iterator[bool]:
     before, held = None, False
     for memory in memories:
         if memory != before:
-            before, held = memory, _holds(memory, keys)
+            before, held = memory, holds(memory, keys)
         yield held
 
 
-def _holds(text: str, keys: Sequence[str]) -> bool:
+def holds(text: str, keys: Sequence[str]) -> bool:
+    """Whether all keys stand in the text, in any case and as whole words."""
     return all(_pattern(key).search(text) for key in keys)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -33,7 +34,8 @@ def accuracy(rows: Sequence[Row], path: str | Path) -> None:
     for task, ax in axes.items():
         for reader, line in _lines(row for row in rows if row.task == task):
             colour, aside = colours[reader]
-            lengths, means = [row.length * aside for row in line], [100 * row.mean for row in line]
+            lengths = [row.length * aside or math.log2(aside) for row in line]  # the axis of documents without a length is linear
+            means = [100 * row.mean for row in line]
             if line[0].published:
                 ax.plot(lengths, means, ":", color=colour, marker=".", label=f"{reader} (published)")
                 continue
@@ -47,15 +49,22 @@ def accuracy(rows: Sequence[Row], path: str | Path) -> None:
 
 def cost(rows: Sequence[Row], path: str | Path) -> None:
     """Tokens of a sample (read and written) by length, a line a reader, a picture a task; both axes are logarithmic."""
-    measured = [row for row in rows if row.prompt_tokens is not None and row.completion_tokens is not None]
+    measured = [row for row in rows if _tokens(row)]
     if not measured:
         raise NothingToDraw("no reader's model told its tokens: there is no cost to show")
     figure, axes = _one_for_each_task(measured)
     colours = _colours(rows)
     for task, ax in axes.items():
         for reader, line in _lines(row for row in measured if row.task == task):
-            tokens = [(row.prompt_tokens or 0) + (row.completion_tokens or 0) for row in line]
-            ax.plot([row.length for row in line], tokens, marker="o", markersize=4, linewidth=1.4, color=colours[reader][0], label=reader)
+            ax.plot(
+                [row.length for row in line],
+                [_tokens(row) for row in line],
+                marker="o",
+                markersize=4,
+                linewidth=1.4,
+                color=colours[reader][0],
+                label=reader,
+            )
         ax.set_yscale("log")
         ax.set_ylabel("tokens a sample")
     _finish(figure, axes, path)
@@ -102,6 +111,7 @@ def survival(results: Iterable[Result], path: str | Path) -> None:
         curve = survival_curve(traced)
         ax.plot([at.distance for at in curve], [100 * at.share for at in curve], marker="o", markersize=4, linewidth=1.4, label=reader)
     ax.set_ylim(-3, 103)
+    ax.locator_params(axis="x", integer=True)
     ax.set_xlabel("chunks since the fact was read")
     ax.set_ylabel("facts in memory, %")
     ax.grid(alpha=0.25)
@@ -111,6 +121,11 @@ def survival(results: Iterable[Result], path: str | Path) -> None:
 
 def _share(found: list[bool] | None) -> float:
     return sum(found) / len(found) if found else float("nan")
+
+
+def _tokens(row: Row) -> float:
+    """Tokens of a sample; 0 where they are unknown, or no call was made."""
+    return 0 if row.prompt_tokens is None or row.completion_tokens is None else row.prompt_tokens + row.completion_tokens
 
 
 def _lines(rows: Iterable[Row]) -> Iterable[tuple[str, list[Row]]]:
@@ -132,8 +147,9 @@ def _one_for_each_task(rows: Sequence[Row]) -> tuple[Figure, dict[str, Axes]]:
     axes = {task: figure.add_subplot(*_grid(len(tasks)), number) for number, task in enumerate(tasks, start=1)}
     for task, ax in axes.items():
         lengths = sorted({row.length for row in rows if row.task == task})
-        ax.set_title(task, fontsize=9)
-        ax.set_xscale("log", base=2)
+        ax.set_title(task, fontsize=9, parse_math=False)  # a file's name is no formula
+        if all(lengths):
+            ax.set_xscale("log", base=2)
         ax.set_xticks(lengths, [_short(length) for length in lengths])
         ax.minorticks_off()
         ax.set_xlabel("length")
@@ -165,6 +181,8 @@ def _grid(pictures: int) -> tuple[int, int]:
 
 
 def _short(length: int) -> str:
+    if not length:
+        return "as they are"
     return f"{length / 1e6:g}M" if length >= 1_000_000 else f"{length / 1024:g}K" if length >= 1024 and length % 1024 == 0 else f"{length:,}"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PARAGRAPHS = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
+PARAGRAPHS = (50, 100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600)
 """About 7K, 14K, 28K, 56K, 112K, 224K, 448K, 896K, 1.75M and 3.5M tokens."""
 
 

@@ -117,7 +117,13 @@ def _table(rows: Sequence[Mapping[str, str]]) -> str:
         from tabulate import tabulate
     except ImportError as error:
         raise MissingExtra.extra("tabulate", "eval") from error
-    return str(tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True))
+    cells = [{name: _cell(text) for name, text in row.items()} for row in rows]
+    return str(tabulate(cells, headers="keys", tablefmt="github", disable_numparse=True))
+
+
+def _cell(text: str) -> str:
+    """The text so that it is one cell: a task may be named by a file."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _place(result: Result) -> tuple[str, int, str]:

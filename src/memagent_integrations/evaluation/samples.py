@@ -47,9 +47,9 @@ class Sample:
 class Task:
     """A benchmark: how its samples are made and how an answer is scored.
 
-    `metric` is a name in `scoring.METRICS`. `lengths` are measured in `unit`; None: the documents are as long as they are. `answer_tokens` is how
-    much an answer may need. `make(length, seed, number, count)` gives sample `number`: the same arguments, the same bytes. `count` is the
-    reader's tokenizer. `size` is how many samples there are at most; None: any number.
+    `metric` is a name in `scoring.METRICS`. `lengths` are measured in `unit`; None: the documents are as long as they are.
+    `make(length, seed, number, count)` gives sample `number`: the same arguments, the same bytes. `count` is the reader's tokenizer. `size` is how
+    many samples there are at most; None: any number.
     """
 
     name: str
@@ -58,7 +58,6 @@ class Task:
     unit: Unit | None = "tokens"
     lengths: tuple[int, ...] = ()
     size: int | None = None
-    answer_tokens: int = 128
 
     def score(self, answer: str, sample: Sample) -> float:
         """How right an answer to one of the samples is, from 0.0 to 1.0."""

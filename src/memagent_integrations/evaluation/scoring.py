@@ -19,7 +19,7 @@ Metric = Callable[[str, Sequence[str]], float]
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_CLOSED = ("yes", "no", "noanswer")
+_CLOSED = {"yes", "no", "noanswer"}
 
 
 def normalise(text: str) -> str:
@@ -37,15 +37,25 @@ def em(answer: str, golds: Sequence[str]) -> float:
     return float(normalise(answer) in {normalise(gold) for gold in _checked(golds)})
 
 
-def qa_f1(answer: str, golds: Sequence[str]) -> float:
+def f1(answer: str, golds: Sequence[str]) -> float:
     """The best harmonic mean of precision and recall of the words, over the golds, after `normalise`.
 
-    Source: HotpotQA (arXiv:1809.09600), hotpot_evaluate_v1.py, which is SQuAD's F1 with one more rule: where the answer or the gold is yes, no or
-    noanswer, only the same word counts.
+    Source: SQuAD (arXiv:1606.05250), section 6.1; LongBench (arXiv:2308.14508) takes it for question answering.
     """
-    said = normalise(answer)
-    words = Counter(said.split())
-    return max(_f1(said, words, normalise(gold)) for gold in _checked(golds))
+    said = Counter(normalise(answer).split())
+    return max(_overlap(said, Counter(normalise(gold).split())) for gold in _checked(golds))
+
+
+def qa_f1(answer: str, golds: Sequence[str]) -> float:
+    """`f1`, but where the answer or the gold is yes, no or noanswer, only the same word counts.
+
+    Source: HotpotQA (arXiv:1809.09600), hotpot_evaluate_v1.py.
+    """
+    said, closed = normalise(answer), {normalise(gold) for gold in _checked(golds)} & _CLOSED
+    if said in _CLOSED:
+        return float(said in closed)
+    others = [gold for gold in golds if normalise(gold) not in closed]
+    return f1(answer, others) if others else 0.0
 
 
 def sub_em(answer: str, golds: Sequence[str]) -> float:
@@ -81,7 +91,7 @@ def boxed_em(answer: str, golds: Sequence[str]) -> float:
 
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
-    {metric.__name__: metric for metric in (em, qa_f1, sub_em, string_match_all, string_match_part, boxed_em)}
+    {metric.__name__: metric for metric in (em, f1, qa_f1, sub_em, string_match_all, string_match_part, boxed_em)}
 )
 """The metrics by their names."""
 
@@ -94,9 +104,5 @@ def _checked(golds: Sequence[str]) -> Sequence[str]:
     return golds
 
 
-def _f1(said: str, words: Counter[str], gold: str) -> float:
-    if said != gold and (said in _CLOSED or gold in _CLOSED):
-        return 0.0
-    wanted = Counter(gold.split())
-    shared = (words & wanted).total()
-    return 2 * shared / (words.total() + wanted.total())
+def _overlap(said: Counter[str], wanted: Counter[str]) -> float:
+    return 2 * (said & wanted).total() / (said.total() + wanted.total())

@@ -110,9 +110,9 @@ class Model:
         """Tokens that the window leaves for text beside these messages and one more answer to write, and `answers` of them to show.
 
         Raises:
-            ContextOverflow: none.
+            ContextOverflow: it leaves none.
         """
-        taken = sum(self.count(message.content) + self.meter.template_tokens for message in messages) + MARGIN
+        taken = self._size(messages) + MARGIN
         left = self.terms.window - taken - (1 + answers) * self.terms.output
         if left <= 0:
             raise ContextOverflow(
@@ -132,11 +132,14 @@ class Model:
             raise BackendError(f"gave up after {self.most} calls, {CALLS_A_PART} for each part of the document: the answers do not become shorter")
         sent = tuple(replace(message, content=neutralise(message.content)) for message in messages)
         written = min(limit or self.terms.output, self.terms.output)
-        size = sum(map(self.count, (message.content for message in sent)))
+        size = self._size(sent)
         if size + written > self.terms.window:
             raise ContextOverflow(f"a prompt of {size} tokens and {written} of output do not fit the window of {self.terms.window}")
         prompt = Prompt(index=self.meter.calls, phase="answer", messages=sent, max_tokens=written)
         return strip_thinking(self.terms.calls.complete(self.meter, prompt).text)
+
+    def _size(self, messages: Sequence[Message]) -> int:
+        return sum(self.count(message.content) + self.meter.template_tokens for message in messages)
 
     def _count(self, text: str) -> int:
         return self.terms.calls.count(self.terms.backend, neutralise(text))
@@ -156,9 +159,9 @@ class Baseline(ABC):
 
     def __init__(self, name: str, options: str, terms: Terms) -> None:
         self.name, self.terms = name, terms
-        self.set(options)
+        self.configure(options)
 
-    def set(self, options: str) -> None:
+    def configure(self, options: str) -> None:
         """Take the options.
 
         Raises:

@@ -36,7 +36,7 @@ class BM25(Baseline):
     question: the scores are those of an index over all words (bm25s's defaults: Lucene's variant, English stop words).
     """
 
-    def set(self, options: str) -> None:
+    def configure(self, options: str) -> None:
         """Take K.
 
         Raises:

@@ -20,7 +20,7 @@ class MemAgent(Baseline):
     Without options it has the prompts of `Terms`: a policy's.
     """
 
-    def set(self, options: str) -> None:
+    def configure(self, options: str) -> None:
         """Make the reader.
 
         Raises:

@@ -13,7 +13,9 @@ _FAMILIES: dict[str, Callable[[str, Data], Task]] = {
     name: family.load for family in (needles, chains, counting, paragraphs, babilong, files) for name in family.NAMES
 }
 NAMES = tuple(_FAMILIES)
-"""The tasks that `load` knows, besides "jsonl:PATH": a file of question, answers and context."""
+"""The tasks that `load` knows, besides those of files."""
+FILE = files.PREFIX
+"""What the name of a task begins with whose rest is a path: a jsonl file of question, answers and context."""
 
 TRAINING = (*paragraphs.TRAINING, *babilong.TRAINING)
 """Those with questions that no other task asks."""
@@ -26,8 +28,8 @@ def load(name: str, data: Data) -> Task:
         UsageError: there is no such task, or its data are missing or broken.
         MissingExtra: a package that the task needs is not installed.
     """
-    if name.startswith(files.PREFIX):
+    if name.startswith(FILE):
         return files.load(name, data)
     if name not in _FAMILIES:
-        raise UsageError(f"unknown task {name!r}; the tasks are {', '.join(NAMES)} and {files.PREFIX}PATH")
+        raise UsageError(f"unknown task {name!r}; the tasks are {', '.join(NAMES)} and {FILE}PATH")
     return _FAMILIES[name](name, data)

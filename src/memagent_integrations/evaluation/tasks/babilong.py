@@ -48,7 +48,7 @@ def load(name: str, data: Data) -> Task:
             details={"question": index, "units": units, "sentences": len(hidden)},
         )
 
-    return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(stories), answer_tokens=32)
+    return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(stories))
 
 
 def _named(sentence: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ _LETTERS = 5
 
 def load(name: str, data: Data) -> Task:
     """Variable tracking."""
-    return Task(name=name, metric="string_match_all", make=_sample, lengths=RULER_LENGTHS, answer_tokens=30)
+    return Task(name=name, metric="string_match_all", make=_sample, lengths=RULER_LENGTHS)
 
 
 def _sample(length: int, seed: int, number: int, count: Counter) -> Sample:

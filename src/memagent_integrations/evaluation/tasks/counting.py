@@ -29,8 +29,7 @@ _SHOWN = 200  # words of an oracle of fwe
 
 def load(name: str, data: Data) -> Task:
     """Common words extraction or frequent words extraction."""
-    make, answer_tokens = (_cwe, 120) if name == "cwe" else (_fwe, 50)
-    return Task(name=name, metric="string_match_all", make=make, lengths=RULER_LENGTHS, answer_tokens=answer_tokens)
+    return Task(name=name, metric="string_match_all", make=_cwe if name == "cwe" else _fwe, lengths=RULER_LENGTHS)
 
 
 def _cwe(length: int, seed: int, number: int, count: Counter) -> Sample:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.references import Reference, references
@@ -26,7 +27,13 @@ _PIECE = 1 << 16
 
 
 def load(name: str, data: Data) -> Task:
-    """A set of LongBench, or, for "jsonl:PATH", the file."""
+    """A set of LongBench, or, for "jsonl:PATH", the file.
+
+    Raises:
+        UsageError: the path is no text, so that no result could be named by it.
+    """
+    if name != name.encode("utf-8", "replace").decode():
+        raise UsageError(f"the path of {name!r} is not UTF-8 text; give the file another name")
     if name.startswith(PREFIX):
         return _task(name, references(Path(name.removeprefix(PREFIX))))
     return _task(name, data.longbench(LONGBENCH[name]))
@@ -55,4 +62,4 @@ def _task(name: str, rows: Sequence[Reference]) -> Task:
             metric=metric,
         )
 
-    return Task(name=name, metric="qa_f1", make=make, unit=None, size=len(rows))
+    return Task(name=name, metric="f1", make=make, unit=None, size=len(rows))

@@ -50,7 +50,7 @@ def load(name: str, data: Data) -> Task:
     def make(length: int, seed: int, number: int, count: Counter) -> Sample:
         return _sample(name, variant, essays, length, seed, number, count)
 
-    return Task(name=name, metric="string_match_all", make=make, lengths=RULER_LENGTHS, answer_tokens=128)
+    return Task(name=name, metric="string_match_all", make=make, lengths=RULER_LENGTHS)
 
 
 def _sample(name: str, variant: _Variant, essays: Filler | None, length: int, seed: int, number: int, count: Counter) -> Sample:

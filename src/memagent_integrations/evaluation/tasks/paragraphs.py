@@ -13,8 +13,10 @@ from itertools import islice
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data, Paragraph, Question
+from memagent_integrations.evaluation.diagnostics import holds
 from memagent_integrations.evaluation.haystacks import too_short
 from memagent_integrations.evaluation.permutation import Permutation
+from memagent_integrations.evaluation.published import PARAGRAPHS
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
 from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, named
 from memagent_integrations.settings import check_int
@@ -30,7 +32,6 @@ _QUESTIONS: dict[str, Callable[[Data], Sequence[Question]]] = {
 }
 NAMES = tuple(_QUESTIONS)
 TRAINING = ("hqa_train", "musique_train", "squad_train")
-HQA_LENGTHS = (50, 100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600)
 _TRAINING_LENGTHS = (200,)
 _LOOKED_AT = 256  # paragraphs of which the last one is the one that fits best
 
@@ -52,10 +53,10 @@ def load(name: str, data: Data) -> Task:
         return stack.sample(id, size)
 
     if name == "ruler_hqa":
-        return Task(name=name, metric="sub_em", make=make, unit="paragraphs", lengths=HQA_LENGTHS, size=len(questions))
+        return Task(name=name, metric="sub_em", make=make, unit="paragraphs", lengths=PARAGRAPHS, size=len(questions))
     if name in TRAINING:
         return Task(name=name, metric="em", make=make, unit="paragraphs", lengths=_TRAINING_LENGTHS, size=len(questions))
-    return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(questions), answer_tokens=32)
+    return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(questions))
 
 
 class _Shelf:
@@ -184,6 +185,7 @@ def _name(paragraph: Paragraph) -> str:
 
 
 def _keys(paragraph: Paragraph, question: Question) -> tuple[str, ...]:
-    """The answer where the paragraph says it, else what the paragraph is about."""
-    said = [answer for answer in question.answers if answer in paragraph.text]
-    return (min(said, key=len),) if said else (paragraph.title.partition(" (")[0],)
+    """The answer where the paragraph says it, else what the paragraph is about: so it is where the answer is yes or no, which any text says."""
+    said = [answer for answer in question.answers if answer.lower() not in ("yes", "no") and holds(paragraph.text, (answer,))]
+    about = [paragraph.title.partition(" (")[0]] if paragraph.title else question.answers  # SQuAD's have none
+    return (min(said or about, key=len),)

@@ -3,8 +3,8 @@
     python benchmarks/carry_a_fact.py --steps 300 --seeds 3 --output docs/results/carry_a_fact.json
 
 A document is a row of facts, a key with a value each, in one sign; six of them are a chunk. The question names a key that stands in one of the first
-two of five chunks and nowhere else, and the memory holds one fact or two: the answer needs it carried through at least four conversations. The model
-knows nothing at first. It is shown some constructed readings (the warm start), then it learns from the reward of its own answers alone. In the control
+two of five chunks and nowhere else, and the memory holds a fact or two: the answer needs it carried through at least four conversations. The model
+two of five chunks and nowhere else, and the memory holds a fact or two: the answer needs it carried through at least four conversations. The model
 the advantages of a batch are shuffled among its rollouts: what is learned then is noise.
 """
 

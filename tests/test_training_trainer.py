@@ -1,4 +1,4 @@
-"""The trainer, on a model small enough to be trained here: what it makes of rollouts, and that a training that was killed goes on as if it had not."""
+"""The trainer, on a model small enough to be trained here: what it makes of rollouts, and that one that was killed goes on as if it had not been."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_was_not_finished_is_not_gone_on_from(model: Path, tmp
 
 def test_a_training_with_other_settings_is_not_gone_on_with(model: Path, tmp_path: Path) -> None:
     list(trainer(model, tmp_path, steps=1).train())
-    with pytest.raises(UsageError, match="learning_rate: 0.001, now 0.01"):
+    with pytest.raises(UsageError, match=r"learning_rate: 0\.001, now 0\.01"):
         trainer(model, tmp_path, learning_rate=0.01)
     assert trainer(model, tmp_path, steps=7, save_every=3).place.step == 1
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from memagent_integrations.errors import MissingExtra, UsageError

@@ -1,11 +1,11 @@
-"""Does training work? A model of 0.4 million parameters learns to carry a fact through a document of any length.
+"""Does training work? A model of a third of a million parameters learns to carry a fact through a document of any length.
 
     python benchmarks/carry_a_fact.py --steps 300 --seeds 3 --output docs/results/carry_a_fact.json
 
-A document is a row of facts, a key with a value each, in one sign; six of them are a chunk. The question names a key that stands in one of the first
-two of five chunks and nowhere else, and the memory holds a fact or two: the answer needs it carried through at least four conversations. The model
-two of five chunks and nowhere else, and the memory holds a fact or two: the answer needs it carried through at least four conversations. The model
-the advantages of a batch are shuffled among its rollouts: what is learned then is noise.
+A document is a row of facts, a key with a value each, in one sign; four of them are a chunk. The question names a key that stands in one of the
+first two of five chunks and nowhere else, and the memory holds a fact or two: the answer needs it carried through at least four conversations. The
+model knows nothing at first. It is shown some constructed readings (the warm start), then it learns from the reward of its own answers alone. In the
+control the advantages of a batch are shuffled among its rollouts: what is learned then is noise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memagent_integrations.training.settings import Settings
 from memagent_integrations.training.trainer import Batch, Trainer
 from memagent_integrations.training.warmstart import Shown, warm_start
 
-KEYS, VALUES, FACTS, CHUNKS = 8, 8, 6, 5
+KEYS, VALUES, FACTS, CHUNKS = 4, 4, 4, 5
 SETTINGS: dict[str, Any] = {
     "questions": 24,
     "group": 8,
@@ -54,7 +54,7 @@ def fact(key: int, value: int) -> str:
 
 
 def model_of(folder: Path, seed: int) -> Path:
-    """A Llama of 0.4 million parameters that knows nothing, and a tokenizer with a word a fact."""
+    """A Llama of a third of a million parameters that knows nothing, and a tokenizer with a word a fact."""
     facts = [fact(key, value) for key in range(KEYS) for value in range(VALUES)]
     words = ["<pad>", "<end>", "<unknown>", *facts, *(f"k{key}" for key in range(KEYS)), *(f"v{value}" for value in range(VALUES))]
     words += ["question", "section", "memory", "new", "answer", "none"]
@@ -149,7 +149,7 @@ def train(folder: Path, start: Path, kind: type[Trainer], steps: int, seed: int,
     rewards = []
     for metrics in trainer.train():
         rewards.append(metrics["reward"])
-        if not len(rewards) % 10:
+        if not len(rewards) % 5:
             told(f"{kind.__name__} {len(rewards)}: reward {metrics['reward']:.3f}, entropy {metrics['entropy']:.3f}")
     return reader, rewards
 

@@ -466,9 +466,9 @@ def test_facts_of_a_question_have_the_answer_or_what_they_are_about(tmp_path: Pa
         sample = load("qa_2", Data(tmp_path)).make(60, 0, 0, count)
         assert {fact.keys for fact in sample.facts} == {("Ann",), ("on",) if answer == "on" else ("Bonn",)}
     write(
-        tmp_path / "squad/questions.jsonl", [{"id": "1", "title": "T", "paragraph": 0, "question": "Which river?", "answers": ["Rhin", "The Rhin"]}]
+        tmp_path / "squad/questions.jsonl", [{"id": "1", "title": "U", "paragraph": 0, "question": "Which river?", "answers": ["Rhin", "The Rhin"]}]
     )
-    write(tmp_path / "squad/paragraphs.jsonl", [{"title": "T", "paragraph": n, "context": f"The Rhine has {n} banks."} for n in range(9)])
+    write(tmp_path / "squad/paragraphs.jsonl", [{"title": "U", "paragraph": n, "context": f"The Rhine has {n} banks."} for n in range(9)])
     (fact,) = load("qa_1", Data(tmp_path)).make(60, 0, 0, count).facts
     assert fact.keys == ("Rhin",), "part of a word, of a paragraph without a title"
 

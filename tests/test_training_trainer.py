@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from accelerate import Accelerator  # noqa: E402
 from carry_a_fact import drawn, model_of, reader_of  # noqa: E402
 
 from memagent_integrations.backends import ScriptedBackend  # noqa: E402
@@ -23,7 +26,7 @@ from memagent_integrations.errors import UsageError  # noqa: E402
 from memagent_integrations.reader import Reader  # noqa: E402
 from memagent_integrations.training.metrics import Sums, read  # noqa: E402
 from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
-from memagent_integrations.training.trainer import Trainer  # noqa: E402
+from memagent_integrations.training.trainer import Batch, Trainer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks transformers for it
 
@@ -203,3 +206,43 @@ def test_a_reader_without_a_sampler_cannot_be_trained(tmp_path: Path) -> None:
 def test_layers_that_are_not_there_cannot_be_adapted(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no layers"):
         trainer(model, tmp_path, lora=Lora(targets=("nothing",)))
+
+
+def learned(model: Path, batch: Path, folder: Path, out: Path, accelerator: Any) -> None:
+    """The gradients of one update over the rollouts of a file, of which each process has those of its questions."""
+    found = Trainer(reader_of(model), draw, Settings(**(SMALL | {"updates": 1, "max_grad_norm": 1e9})), folder, accelerator=accelerator)
+    gradients: list[torch.Tensor] = []
+
+    def keep(*_: Any) -> None:
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in found.policy.model.parameters()]))
+
+    found.optimizer.register_step_pre_hook(keep)
+    pairs = [pair for pair in pickle.loads(batch.read_bytes()) if pair[0].group % accelerator.num_processes == accelerator.process_index]
+    found.learn(Batch(rollouts=[rollout for rollout, _ in pairs], advantages=[worth for _, worth in pairs]), Sums())
+    if accelerator.is_main_process:
+        torch.save(gradients, out)
+
+
+def test_two_processes_have_the_gradients_of_one(model: Path, tmp_path: Path) -> None:
+    made = trainer(model, tmp_path / "made").collect(Sums())
+    (tmp_path / "batch").write_bytes(pickle.dumps(list(zip(made.rollouts, made.advantages, strict=True))))
+    learned(model, tmp_path / "batch", tmp_path / "one", tmp_path / "one.pt", Accelerator(cpu=True))
+    script = (
+        "import sys, pathlib; sys.path[:0] = [sys.argv[1]]; from accelerate import Accelerator; from test_training_trainer import learned\n"
+        "learned(*map(pathlib.Path, sys.argv[2:]), Accelerator(cpu=True))"
+    )
+    places = [str(place) for place in (model, tmp_path / "batch", tmp_path / "two", tmp_path / "two.pt")]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(Path(__file__).parent), *places],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
+    [one], [two] = torch.load(tmp_path / "one.pt"), torch.load(tmp_path / "two.pt")
+    assert float((one - two).abs().max()) < 1e-5
+    assert float((one - two).norm() / one.norm()) < 1e-5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,18 @@ class Sums:
     """Sums that become means: added up on the way, in any order, over all processes at the end."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, tuple[float, float]] = {}
 
-    def add(self, name: str, values: Tensor | Iterable[float], count: float | None = None) -> None:
+    def add(self, name: str, values: Tensor | Sequence[float], count: float | None = None) -> None:
         """Add values to the mean of this name; `count`: of how many things they are, if not one each."""
-        found = (values if isinstance(values, Tensor) else torch.tensor(list(values))).detach().double()
-        pair = torch.stack([found.sum(), torch.tensor(float(found.numel() if count is None else count), dtype=torch.float64, device=found.device)])
-        self._sums[name] = self._sums.get(name, torch.zeros(2, dtype=torch.float64)) + pair.cpu()
+        total = values.detach().double().sum().item() if isinstance(values, Tensor) else sum(values)
+        before, things = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = before + total, things + (len(values) if count is None else count)
 
     def means(self, accelerator: Any, names: Iterable[str]) -> dict[str, float]:
         """The means of these names over all processes, which have to ask for the same; of what nobody added there is none."""
         asked = list(names)
-        own = torch.stack([self._sums.get(name, torch.zeros(2, dtype=torch.float64)) for name in asked]).to(accelerator.device)
+        own = torch.tensor([self._sums.get(name, (0.0, 0.0)) for name in asked], dtype=torch.float64, device=accelerator.device)
         totals = accelerator.reduce(own, reduction="sum").tolist()
         return {name: total / count for name, (total, count) in zip(asked, totals, strict=True) if count}
 

@@ -40,7 +40,8 @@ class Sampler(TransformersBackend):
         super().__init__(model, temperature=temperature, batch_size=_SIDE_BY_SIDE, **options)
         self.share = share
         self._most = tokens
-        self.count = lru_cache(4096)(self._chat.count)  # type: ignore[method-assign]  # rollouts of a group ask for the same texts
+        self.count = lru_cache(4096)(self._chat.count)  # type: ignore[method-assign]  # rollouts of a group ask for the same texts,
+        self._chat._ids = lru_cache(64)(self._chat._ids)  # type: ignore[method-assign]  # and many for the same replies
 
     @property
     def model(self) -> Any:

@@ -24,6 +24,7 @@ from carry_a_fact import drawn, model_of, reader_of  # noqa: E402
 from memagent_integrations.backends import ScriptedBackend  # noqa: E402
 from memagent_integrations.errors import UsageError  # noqa: E402
 from memagent_integrations.reader import Reader  # noqa: E402
+from memagent_integrations.records import Reading  # noqa: E402
 from memagent_integrations.training.metrics import Sums, read  # noqa: E402
 from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
 from memagent_integrations.training.trainer import Batch, Trainer  # noqa: E402
@@ -92,6 +93,19 @@ def test_what_is_told_of_a_batch(model: Path, tmp_path: Path) -> None:
     assert first["entropy"] > 0
     assert first["gradient_norm"] > 0
     assert {"collapsed", "failed", "answer_tokens", "memory_tokens", "kept", "cut", "clipped", "shared", "tokens_a_second"} <= set(first)
+
+
+def test_the_gap_is_told_without_computing_the_rollouts_anew(model: Path, tmp_path: Path) -> None:
+    [told] = list(trainer(model, tmp_path, steps=1, rescore=False).train())
+    assert 0 < told["gap"] < 1e-4
+
+
+def test_a_reading_is_saved_for_a_person_to_look_at(model: Path, tmp_path: Path) -> None:
+    list(trainer(model, tmp_path, steps=2, readings_every=2).train())
+    [saved] = (tmp_path / "readings").iterdir()
+    reading = Reading.from_json(saved.read_text())
+    assert saved.name == "step-000002.json"
+    assert len(reading.steps) == 6
 
 
 def test_the_policy_learns_what_is_rewarded(model: Path, tmp_path: Path) -> None:
@@ -201,6 +215,11 @@ def test_the_best_policy_is_kept(model: Path, tmp_path: Path) -> None:
 def test_a_reader_without_a_sampler_cannot_be_trained(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a Sampler"):
         Trainer(Reader(ScriptedBackend(["x"])), draw, Settings(), tmp_path)
+
+
+def test_a_temperature_that_is_not_the_policys_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the settings say 0"):
+        trainer(model, tmp_path, temperature=0.5)
 
 
 def test_layers_that_are_not_there_cannot_be_adapted(model: Path, tmp_path: Path) -> None:

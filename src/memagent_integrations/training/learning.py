@@ -35,9 +35,14 @@ class Rows:
     reference: Sequence[Tensor] | None = None
 
 
-def backward(model: Any, rows: Rows, shared: Sequence[Bundle], settings: Settings, *, tokens: float, sums: Sums) -> None:
-    """Add the gradients of some of the rows to those of the model; `tokens` is what the loss is divided by."""
+def backward(model: Any, rows: Rows, shared: Sequence[Bundle], settings: Settings, *, tokens: float, sums: Sums, moved: bool = False) -> None:
+    """Add the gradients of some of the rows to those of the model; `tokens` is what the loss is divided by.
+
+    `moved`: the policy has been updated since it wrote the rows, so that its probabilities are others for that reason too.
+    """
     for part in forwards(model, rows.said, shared, temperature=settings.temperature, tokens=settings.tokens):
+        if rows.old is None and not moved:
+            sums.add("gap", (part.logprobs - _flat([torch.tensor(rows.said[number].logprobs) for number in part.rows], part.logprobs)).abs())
         torch.autograd.backward(_loss(part, rows, settings, sums) / tokens)
 
 

@@ -53,6 +53,11 @@ class Sampler(TransformersBackend):
         self._model = model
 
     @property
+    def temperature(self) -> float:
+        """That it samples with."""
+        return self._temperature
+
+    @property
     def tokenizer(self) -> Any:
         """That of the model."""
         return self._tokenizer

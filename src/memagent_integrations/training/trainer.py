@@ -88,6 +88,8 @@ class Trainer:
         self.reader, self.policy, self.draw, self.settings = reader, reader.backend, draw, settings
         self.accelerator = accelerator or Accelerator()
         self.folder, self.validation, self.reward = Path(folder), dict(validation or {}), reward
+        if self.policy.temperature != settings.temperature:
+            raise UsageError(f"the policy samples with the temperature {self.policy.temperature}, the settings say {settings.temperature}")
         if settings.questions % self.accelerator.num_processes:
             raise UsageError(f"questions ({settings.questions}) has to be a multiple of the processes ({self.accelerator.num_processes})")
         start(self.policy, settings)
@@ -127,6 +129,7 @@ class Trainer:
         torch.manual_seed(hash((self.settings.seed, self.place.step, self.accelerator.process_index)))
         sums, began = Sums(), time.perf_counter()
         batch = self.collect(sums)
+        self._show(batch)
         read = time.perf_counter()
         norms = self.learn(batch, sums)
         learned = time.perf_counter()
@@ -168,7 +171,7 @@ class Trainer:
         rows = self._scored(rows, every, sums)
         norms = []
         for part in dealt if total else ():
-            backward(model, rows, part, settings, tokens=total, sums=sums)
+            backward(model, rows, part, settings, tokens=total, sums=sums, moved=bool(norms))
             norms.append(self._update())
         return norms
 
@@ -260,6 +263,14 @@ class Trainer:
         """The weights of the start, that divergence is measured from."""
         with self.accelerator.main_process_first():
             return self.checkpoints.start()
+
+    def _show(self, batch: Batch) -> None:
+        """Save a reading for a person to look at."""
+        every, step = self.settings.readings_every, self.place.step + 1
+        if every and step % every == 0 and batch.rollouts and self.accelerator.is_main_process:
+            folder = self.folder / "readings"
+            folder.mkdir(parents=True, exist_ok=True)
+            batch.rollouts[0].reading.save(folder / f"step-{step:06d}.json")
 
     def _by_one(self, write: Callable[[], None]) -> None:
         """One process writes, and the others wait."""

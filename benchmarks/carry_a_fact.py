@@ -10,15 +10,23 @@ control the advantages of a batch are shuffled among its rollouts: what is learn
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
-from collections.abc import Callable, Iterator
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Sequence, Split, WhitespaceSplit
+from tokenizers.pre_tokenizers import Sequence as Steps
+from tokenizers.pre_tokenizers import Split, WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from memagent_integrations.evaluation.samples import Sample, Task
@@ -32,6 +40,8 @@ from memagent_integrations.training.trainer import Batch, Trainer
 from memagent_integrations.training.warmstart import Shown, warm_start
 
 KEYS, VALUES, FACTS, CHUNKS = 4, 4, 4, 5
+FORGETS = 0.55
+"""How often the readings of the warm start lose their note at a chunk that does not repeat it."""
 SETTINGS: dict[str, Any] = {
     "questions": 24,
     "group": 8,
@@ -59,7 +69,7 @@ def model_of(folder: Path, seed: int) -> Path:
     words = ["<pad>", "<end>", "<unknown>", *facts, *(f"k{key}" for key in range(KEYS)), *(f"v{value}" for value in range(VALUES))]
     words += ["question", "section", "memory", "new", "answer", "none"]
     tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unknown>"))
-    tokenizer.pre_tokenizer = Sequence([WhitespaceSplit(), Split(Regex(f"[{facts[0]}-{facts[-1]}]"), "isolated")])
+    tokenizer.pre_tokenizer = Steps([WhitespaceSplit(), Split(Regex(f"[{facts[0]}-{facts[-1]}]"), "isolated")])
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>", unk_token="<unknown>")
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -107,12 +117,13 @@ def drawn(seed: object, length: int = 1) -> Drawn:
 
 
 def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Shown]:
-    """Prompts and replies of readings that go well."""
+    """Prompts and replies of readings by somebody who knows what to note, and forgets it at the next chunk more often than not."""
+    careless = random.Random(f"careless/{seed}")
     for number in range(readings):
         asked = sample(("shown", seed, number))
         wanted, memory = asked.details["fact"], ""
         for chunk in reader.chunks(asked.document()):
-            new = wanted if memory == wanted or wanted in chunk.text else "none"
+            new = wanted if wanted in chunk.text or (memory == wanted and careless.random() > FORGETS) else "none"
             yield PROMPTS.update_messages(question=asked.question, memory=memory, section=chunk.text, memory_tokens=2), new
             memory = new
         yield PROMPTS.answer_messages(question=asked.question, memory=memory), asked.answers[0]
@@ -141,6 +152,13 @@ class Control(Trainer):
         return batch
 
 
+def better(one: Sequence[float], other: Sequence[float], rounds: int = 10_000) -> float:
+    """How often the questions, drawn anew with replacement, would show no gain: the p of a paired bootstrap."""
+    drawn = random.Random(0)
+    gains = [mine - theirs for mine, theirs in zip(one, other, strict=True)]
+    return sum(sum(drawn.choices(gains, k=len(gains))) <= 0 for _ in range(rounds)) / rounds
+
+
 def train(folder: Path, start: Path, kind: type[Trainer], steps: int, seed: int, told: Callable[[str], None] = print) -> tuple[Reader, list[float]]:
     """The reader of `start` after so many batches, and the mean reward of each."""
     reader = reader_of(start)
@@ -149,7 +167,7 @@ def train(folder: Path, start: Path, kind: type[Trainer], steps: int, seed: int,
     rewards = []
     for metrics in trainer.train():
         rewards.append(metrics["reward"])
-        if not len(rewards) % 5:
+        if not len(rewards) % 10:
             told(f"{kind.__name__} {len(rewards)}: reward {metrics['reward']:.3f}, entropy {metrics['entropy']:.3f}")
     return reader, rewards
 
@@ -161,3 +179,58 @@ def warmed(folder: Path, readings: int, seed: int) -> Path:
         pass
     reader.backend.model.save_pretrained(folder)
     return folder
+
+
+def experiment(folder: Path, seed: int, *, steps: int, control: int, held: int, long: int, readings: int = 1500) -> dict[str, Any]:
+    """Share of right answers after the warm start, after the training, and after that of the control; `long` questions are 64 times as long."""
+    begun = time.perf_counter()
+    start = warmed(folder / "start", readings, seed)
+    before = correct(reader_of(start), held, seed)
+    told: dict[str, Any] = {"seed": seed, "warm start": mean(before), "warm start seconds": time.perf_counter() - begun}
+    for kind, batches in ((Trainer, steps), (Control, control)):
+        began = time.perf_counter()
+        reader, rewards = train(folder / kind.__name__, start, kind, batches, seed)
+        after = correct(reader, held, seed)
+        name = "trained" if kind is Trainer else "control"
+        told |= {name: mean(after), f"{name} p": better(after, before), f"{name} rewards": rewards, f"{name} seconds": time.perf_counter() - began}
+        if kind is Trainer and long:
+            told["64 times as long"] = mean(correct(reader, long, seed, 64))
+    return told
+
+
+def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """The mean reward of each batch, a line a seed."""
+    figure = Figure(figsize=(6, 3.2), layout="constrained", dpi=150)
+    axes = figure.add_subplot()
+    for result in results:
+        for name, colour in (("trained", "C0"), ("control", "C3")):
+            rewards = result[f"{name} rewards"]
+            smooth = [mean(rewards[max(end - 10, 0) : end]) for end in range(1, len(rewards) + 1)]
+            axes.plot(range(1, len(rewards) + 1), smooth, color=colour, alpha=0.8, label=name if result is results[0] else None)
+    axes.set(xlabel="batch", ylabel="mean reward, 10 batches", ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300, help="batches of rollouts")
+    parser.add_argument("--control", type=int, default=100, help="batches of the control")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--held", type=int, default=256, help="held-out questions")
+    parser.add_argument("--long", type=int, default=128, help="held-out questions of 64 times the length")
+    parser.add_argument("--output", type=Path, help="a JSON file; the picture is beside it")
+    told = parser.parse_args()
+    results = []
+    for seed in range(told.seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(experiment(Path(folder), seed, steps=told.steps, control=told.control, held=told.held, long=told.long))
+        print(json.dumps({name: value for name, value in results[-1].items() if not name.endswith("rewards")}, indent=1))
+    if told.output:
+        told.output.write_text(json.dumps({"command": sys.argv[1:], "results": results}, indent=1) + "\n", encoding="utf-8")
+        draw(results, told.output.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

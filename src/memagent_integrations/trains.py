@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from memagent_integrations.errors import MemAgentError, MissingExtra
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -19,7 +21,7 @@ from memagent_integrations.streams import printable
 from memagent_integrations.training import data as sets
 from memagent_integrations.training.mixture import Drawn, Mixture
 
-train_app = typer.Typer(help="Train a model to keep what matters: data.", rich_markup_mode=None)
+train_app = typer.Typer(help="Train a model to keep what matters: data, sft, run, plot.", rich_markup_mode=None)
 
 _Mixture = Annotated[Path, typer.Argument(metavar="MIXTURE.toml", help="Tasks, their lengths and weights.", show_default=False)]
 _Model = Annotated[str, typer.Option(help="The model, as for `memagent read`.")]
@@ -41,6 +43,11 @@ _BaseUrl = Annotated[str | None, typer.Option(metavar="URL", help="Address of an
 _Tokenizer = Annotated[str | None, typer.Option(metavar="T", help="hf:NAME, tiktoken:ENCODING or approximate.", show_default=False)]
 _Temperature = Annotated[float, typer.Option(metavar="X", help="Sampling temperature: the tries have to differ.")]
 _Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+_Recipe = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The model, its data, and how it learns.", show_default=False)]
+_Policy = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The policy, a new folder.", show_default=False)]
+_Folder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Checkpoints, metrics, the policy.", show_default=False)]
+_Trained = Annotated[Path, typer.Argument(metavar="DIR", help="Where `memagent train run` writes.", show_default=False)]
+_Picture = Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT.png", help="The picture [DIR/curves.png].", show_default=False)]
 
 
 @train_app.callback()
@@ -83,6 +90,77 @@ def make_data(
         with _progress(rows, into.state, quiet=quiet) as told:
             state = sets.build(into, drawn_from, rows=rows, seed=seed, data=source, reader=reader, filters=filters, told=told)
     typer.echo(f"{output}: {sets.summary(state)}")
+
+
+@train_app.command("sft", short_help="Warm a policy up on constructed readings.")
+def warm_up(recipe: _Recipe, output: _Policy, data: _DataDir = None, quiet: _Quiet = False) -> None:
+    """Show a model constructed readings of the recipe's mixture, and write it as a policy to go on from (`adapter` in the recipe)."""
+    told = _learning("recipe").Recipe.load(recipe)
+    with _bar("warm start", None, quiet=quiet) as advance, told.reader() as reader:
+        for loss in told.shown(reader, Data(data)):
+            advance(f"loss {loss:.4f}")
+        told.save(reader, output)
+    typer.echo(f"{output}: a policy")
+
+
+@train_app.command("run", short_help="Train a policy by the reward of its answers.")
+def learn(recipe: _Recipe, output: _Folder, data: _DataDir = None, quiet: _Quiet = False) -> None:
+    """Train by multi-conversation DAPO. A run that was interrupted goes on with the same command; the policy is in DIR/policy when it is through."""
+    learning = _learning("recipe")
+    told = learning.Recipe.load(recipe)
+    trainer = told.trainer(output, Data(data))
+    with _bar("training", told.training.steps, begun=trainer.place.step, quiet=quiet) as advance, trainer.reader:
+        for line in trainer.train():
+            advance(_line(line))
+        if trainer.accelerator.is_main_process:
+            learning.finished(trainer, told)
+            typer.echo(f"{output / 'policy'}: a policy; read with it: --model policy:{output / 'policy'}")
+
+
+@train_app.command("plot", short_help="Draw the curves of a training.")
+def draw(folder: _Trained, output: _Picture = None) -> None:
+    """A picture of what was rewarded and what was learned."""
+    lines = _learning("metrics").read(folder / "metrics.jsonl")
+    _learning("plots").curves(lines, output or folder / "curves.png")
+    typer.echo(str(output or folder / "curves.png"))
+
+
+def _learning(module: str) -> Any:
+    """A part of the package that needs torch: the other commands do without.
+
+    Raises:
+        MissingExtra: a package of the extra "train" is not installed.
+    """
+    try:
+        return importlib.import_module(f"memagent_integrations.training.{module}")
+    except MemAgentError:
+        raise
+    except ImportError as error:
+        raise MissingExtra.extra(error.name or str(error), "train") from error
+
+
+def _line(told: dict[str, float]) -> str:
+    """What a person wants to know of a batch."""
+    names = ("reward", "validation", "collapsed", "kl", "entropy", "gradient_norm", "rollout_seconds", "learn_seconds")
+    return ", ".join(f"{name.replace('_', ' ')} {told[name]:.3g}" for name in names if name in told)
+
+
+@contextmanager
+def _bar(what: str, total: int | None, *, quiet: bool, begun: int = 0) -> Iterator[Callable[[str], None]]:
+    """How far a training is, on standard error: a bar on a terminal, a line a step elsewhere."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        shown, step = bar.add_task(what, total=total, completed=begun), begun
+
+        def advance(line: str) -> None:
+            nonlocal step
+            step += 1
+            bar.update(shown, advance=1, description=f"{what}, {line}")
+            if not quiet and not console.is_terminal:
+                console.print(f"{what} {step}: {line}", markup=False, soft_wrap=True)
+
+        yield advance
 
 
 @contextmanager

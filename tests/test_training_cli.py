@@ -1,0 +1,126 @@
+"""A training from the command line, end to end: a warm start, batches, a picture, a policy that is read with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+pytest.importorskip("wonderwords")
+
+from tiny_gguf import make_folder
+from typer.testing import CliRunner, Result
+
+from memagent_integrations.cli import app
+from memagent_integrations.reader import Reader
+from memagent_integrations.training.metrics import read
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks transformers for it
+
+MIXTURE = """
+[[task]]
+name = "niah_single_1"
+lengths = [400]
+"""
+RECIPE = """
+model = "transformers:{model}"
+mixture = "mixture.toml"
+{more}
+[budgets]
+chunk_tokens = 250
+memory_tokens = 60
+output_tokens = 8
+question_tokens = 200
+
+[training]
+steps = 2
+questions = 2
+group = 2
+updates = 1
+learning_rate = 1e-3
+warmup = 0
+evaluate_every = 1
+readings_every = 2
+
+[training.lora]
+rank = 4
+alpha = 8
+
+[warm_start]
+readings = 3
+batch = 4
+
+[[validation]]
+name = "niah_single_1"
+lengths = [400]
+samples = 2
+"""
+
+
+def recipe(folder: Path, model: Path, more: str = "") -> Path:
+    (folder / "mixture.toml").write_text(MIXTURE)
+    (folder / "recipe.toml").write_text(RECIPE.format(model=model, more=more))
+    return folder / "recipe.toml"
+
+
+def train(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"), "llama", max_position_embeddings=4096)
+
+
+def test_from_nothing_to_a_policy_that_reads(model: Path, tmp_path: Path) -> None:
+    warm = train("sft", recipe(tmp_path, model), "--output", tmp_path / "warm")
+    assert warm.exit_code == 0, warm.output
+    assert (tmp_path / "warm" / "adapter" / "adapter_model.safetensors").is_file()
+
+    asked = recipe(tmp_path, model, more='adapter = "warm/adapter"')
+    run = train("run", asked, "--output", tmp_path / "run")
+    assert run.exit_code == 0, run.output
+    lines = read(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert all("validation/niah_single_1@400" in line for line in lines)
+    assert lines[1]["shared"] > 0.3  # the rollouts of a question begin with the same section
+    assert f"policy:{tmp_path / 'run' / 'policy'}" in run.output
+    assert len(list((tmp_path / "run" / "readings").iterdir())) == 1
+
+    card = (tmp_path / "run" / "policy" / "README.md").read_text()
+    assert "niah_single_1" in card
+    assert json.loads((tmp_path / "run" / "policy" / "memagent.json").read_text())["budgets"]["chunk_tokens"] == 250
+    with Reader(f"policy:{tmp_path / 'run' / 'policy'}") as reader:
+        [reading] = reader.read_many([("What is it?", "A short text.")])
+        assert reading.steps
+
+    plot = train("plot", tmp_path / "run")
+    assert plot.exit_code == 0, plot.output
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("steps = 2", "stepps = 2", "training.stepps"),
+        ('model = "transformers:', 'model = "openai:', "transformers:NAME"),
+        ('mixture = "mixture.toml"', 'mixture = "missing.toml"', "missing.toml"),
+        ("group = 2", "group = 1", "group"),
+        ("samples = 2", "samples = 0", "samples"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused_before_a_model_is_loaded(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = recipe(tmp_path, tmp_path / "no model")
+    path.write_text(path.read_text().replace(old, new))
+    refused = train("run", path, "--output", tmp_path / "run")
+    assert refused.exit_code == 2
+    assert message in " ".join(refused.output.split())
+
+
+def test_a_folder_without_a_training_cannot_be_drawn(tmp_path: Path) -> None:
+    refused = train("plot", tmp_path)
+    assert refused.exit_code == 2
+    assert "no metrics" in refused.output

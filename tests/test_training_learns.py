@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from carry_a_fact import experiment
+from carry_a_fact import experiment  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """The experiment runs on one thread; the tests after it on as many as before."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def test_a_policy_learns_to_carry_a_fact_and_noise_teaches_it_nothing(tmp_path: Path) -> None:

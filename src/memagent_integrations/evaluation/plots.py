@@ -66,7 +66,8 @@ def cost(rows: Sequence[Row], path: str | Path) -> None:
                 label=reader,
             )
         ax.set_yscale("log")
-        ax.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
+        locator: Any = ax.yaxis.get_major_locator()
+        locator.set_params(subs=(1, 2, 5))
         ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.yaxis.set_minor_formatter("")
         ax.set_ylabel("tokens a sample")

@@ -169,7 +169,7 @@ class Trainer:
         sums.add("shared", torch.tensor(float(sum(bundle.saved() for bundle in every))), prompts)
         sums.add("tokens", [float(sum(len(row.prompt_ids) + len(row.output_ids) for row in rows.said))])
         rows = self._scored(rows, every, sums)
-        norms = []
+        norms: list[float] = []
         for part in dealt if total else ():
             backward(model, rows, part, settings, tokens=total, sums=sums, moved=bool(norms))
             norms.append(self._update())

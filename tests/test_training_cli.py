@@ -80,8 +80,10 @@ def test_from_nothing_to_a_policy_that_reads(model: Path, tmp_path: Path) -> Non
     assert warm.exit_code == 0, warm.output
     assert (tmp_path / "warm" / "adapter" / "adapter_model.safetensors").is_file()
 
-    asked = recipe(tmp_path, model, more='adapter = "warm/adapter"')
-    run = train("run", asked, "--output", tmp_path / "run")
+    again = train("sft", tmp_path / "recipe.toml", "--output", tmp_path / "warm")
+    assert "is there already" in " ".join(again.output.split())
+
+    run = train("run", tmp_path / "recipe.toml", "--adapter", tmp_path / "warm" / "adapter", "--output", tmp_path / "run")
     assert run.exit_code == 0, run.output
     lines = read(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2]
@@ -96,6 +98,12 @@ def test_from_nothing_to_a_policy_that_reads(model: Path, tmp_path: Path) -> Non
     with Reader(f"policy:{tmp_path / 'run' / 'policy'}") as reader:
         [reading] = reader.read_many([("What is it?", "A short text.")])
         assert reading.steps
+
+    longer = tmp_path / "recipe.toml"
+    longer.write_text(longer.read_text().replace("steps = 2", "steps = 3"))
+    more = train("run", longer, "--adapter", tmp_path / "warm" / "adapter", "--output", tmp_path / "run")
+    assert more.exit_code == 0, more.output
+    assert "- steps: 3" in (tmp_path / "run" / "policy" / "README.md").read_text()
 
     plot = train("plot", tmp_path / "run")
     assert plot.exit_code == 0, plot.output

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from hypothesis import given  # noqa: E402
+from hypothesis import example, given  # noqa: E402
 from hypothesis import settings as hypothesis  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
@@ -124,11 +124,12 @@ def test_a_model_that_sees_a_part_of_the_text_cannot_share() -> None:
 
 def test_gradient_checkpointing_rules_sharing_out() -> None:
     model = model_of("llama", lora=False)
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     assert "checkpointing" in str(cannot_share(model))
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=12), st.integers(1, 5))
+@example([[0] * 6, [0, 0, 0, 0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0]], 1)  # the one in the middle is the longest
 @hypothesis(max_examples=300)
 def test_bundles_hold_every_row_once_and_share_what_is_equal(prompts: list[list[int]], least: int) -> None:
     rows = [array("i", prompt) for prompt in prompts]

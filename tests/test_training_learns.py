@@ -24,7 +24,7 @@ def threads() -> Iterator[None]:
 
 
 def test_a_policy_learns_to_carry_a_fact_and_noise_teaches_it_nothing(tmp_path: Path) -> None:
-    told = experiment(tmp_path, 0, steps=50, control=30, held=256, long=64)
+    told = experiment(tmp_path, 0, steps=50, control=50, held=256, long=128)
     assert told["trained"] >= told["warm start"] + 0.2
     assert told["trained p"] < 0.01
     assert told["control"] <= told["warm start"] + 0.05

@@ -29,6 +29,11 @@ def test_scaled_advantages_are_in_standard_deviations_of_the_group() -> None:
     assert worth.tolist() == pytest.approx([0.5 / math.sqrt(0.5), -0.5 / math.sqrt(0.5), 0, 0])
 
 
+@pytest.mark.parametrize("reward", [0.1, 0.7])
+def test_equal_rewards_are_worth_nothing_though_their_mean_is_not_exact(reward: float) -> None:
+    assert advantages(torch.full((16,), reward), torch.zeros(16, dtype=torch.long), scale=True).tolist() == [0] * 16
+
+
 def test_a_group_of_one_is_worth_nothing() -> None:
     assert advantages(of(1.0), torch.tensor([3]), scale=True).tolist() == [0]
 

@@ -113,6 +113,15 @@ def test_the_policy_learns_what_is_rewarded(model: Path, tmp_path: Path) -> None
     assert sum(one["reward"] for one in told[-3:]) > 1.5 * sum(one["reward"] for one in told[:3])
 
 
+def test_activations_that_are_computed_anew_change_nothing(model: Path, tmp_path: Path) -> None:
+    one, other = (trainer(model, tmp_path / str(flag), steps=2, share=False, gradient_checkpointing=flag) for flag in (False, True))
+    told = [list(found.train()) for found in (one, other)]
+    assert told[1][0]["gap"] < 1e-4
+    for mine, theirs in zip(*map(figures, told), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+    assert torch.allclose(weights(one), weights(other), atol=1e-6)
+
+
 def test_only_the_adapter_learns(model: Path, tmp_path: Path) -> None:
     found = trainer(model, tmp_path, steps=1, lora=Lora(rank=2, alpha=4))
     before = {name: parameter.clone() for name, parameter in found.policy.model.named_parameters()}
@@ -139,6 +148,14 @@ def test_groups_that_teach_nothing_are_replaced(model: Path, tmp_path: Path) -> 
     assert positions == list(range(len(positions)))
     assert len(batch.rollouts) == 4 * 4
     assert all(int(rollout.reading.question[1:]) % 2 for rollout in batch.rollouts)
+
+
+def test_a_reward_that_is_no_number_spoils_no_weights(model: Path, tmp_path: Path) -> None:
+    found = trainer(model, tmp_path, steps=1, reward=lambda *_: float("nan"))
+    before = weights(found)
+    with pytest.raises(UsageError, match="the gradient of batch 1 is nan"):
+        list(found.train())
+    assert torch.equal(weights(found), before)
 
 
 def test_a_batch_that_teaches_nothing_changes_nothing(model: Path, tmp_path: Path) -> None:
@@ -223,7 +240,7 @@ def test_a_temperature_that_is_not_the_policys_is_refused(model: Path, tmp_path:
 
 
 def test_layers_that_are_not_there_cannot_be_adapted(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no layers"):
+    with pytest.raises(UsageError, match="no adapter can be added"):
         trainer(model, tmp_path, lora=Lora(targets=("nothing",)))
 
 

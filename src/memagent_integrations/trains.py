@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from memagent_integrations.errors import MemAgentError, MissingExtra
+from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -46,6 +47,7 @@ _Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 _Recipe = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The model, its data, and how it learns.", show_default=False)]
 _Policy = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The policy, a new folder.", show_default=False)]
 _Folder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Checkpoints, metrics, the policy.", show_default=False)]
+_Adapter = Annotated[Path | None, typer.Option(metavar="DIR", help="A LoRA adapter to go on from, that of a warm start.", show_default=False)]
 _Trained = Annotated[Path, typer.Argument(metavar="DIR", help="Where `memagent train run` writes.", show_default=False)]
 _Picture = Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT.png", help="The picture [DIR/curves.png].", show_default=False)]
 
@@ -95,7 +97,9 @@ def make_data(
 @train_app.command("sft", short_help="Warm a policy up on constructed readings.")
 def warm_up(recipe: _Recipe, output: _Policy, data: _DataDir = None, quiet: _Quiet = False) -> None:
     """Show a model constructed readings of the recipe's mixture, and write it as a policy to go on from (`adapter` in the recipe)."""
-    told = _learning("recipe").Recipe.load(recipe)
+    told = replace(_learning("recipe").Recipe.load(recipe), adapter=None)
+    if output.exists():
+        raise UsageError(f"{str(output)!r} is there already; name another folder")
     with _bar("warm start", None, quiet=quiet) as advance, told.reader() as reader:
         for loss in told.shown(reader, Data(data)):
             advance(f"loss {loss:.4f}")
@@ -104,12 +108,16 @@ def warm_up(recipe: _Recipe, output: _Policy, data: _DataDir = None, quiet: _Qui
 
 
 @train_app.command("run", short_help="Train a policy by the reward of its answers.")
-def learn(recipe: _Recipe, output: _Folder, data: _DataDir = None, quiet: _Quiet = False) -> None:
+def learn(recipe: _Recipe, output: _Folder, adapter: _Adapter = None, data: _DataDir = None, quiet: _Quiet = False) -> None:
     """Train by multi-conversation DAPO. A run that was interrupted goes on with the same command; the policy is in DIR/policy when it is through."""
     learning = _learning("recipe")
     told = learning.Recipe.load(recipe)
+    told = replace(told, adapter=str(adapter)) if adapter else told
     trainer = told.trainer(output, Data(data))
-    with _bar("training", told.training.steps, begun=trainer.place.step, quiet=quiet) as advance, trainer.reader:
+    with (
+        _bar("training", told.training.steps, begun=trainer.place.step, quiet=quiet or not trainer.accelerator.is_main_process) as advance,
+        trainer.reader,
+    ):
         for line in trainer.train():
             advance(_line(line))
         if trainer.accelerator.is_main_process:

@@ -19,8 +19,7 @@ def advantages(rewards: Tensor, groups: Tensor, *, scale: bool = False) -> Tenso
     if not scale:
         return centred
     deviation = (_sums(centred**2, group, len(sizes)) / (sizes - 1).clamp(min=1)).sqrt()[group]
-    scaled: Tensor = centred / torch.where(deviation > 0, deviation, 1.0)
-    return scaled
+    return torch.where(informative(rewards, groups), centred / deviation, torch.zeros_like(centred))  # equal rewards differ from their mean by an ulp
 
 
 def informative(rewards: Tensor, groups: Tensor) -> Tensor:

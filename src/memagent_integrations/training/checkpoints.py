@@ -57,7 +57,9 @@ class Checkpoints:
 
     def start(self) -> dict[str, torch.Tensor]:
         """The weights with which the training began; they are written when this is first called."""
-        if not (self.folder / "start").is_dir():
+        if (self.folder / "start").is_dir():
+            self._same(self.folder / "start")
+        else:
             self._write(self.folder / "start", Place())
         return load_file(self.folder / "start" / _WEIGHTS, device=str(self.model.device))
 
@@ -74,15 +76,24 @@ class Checkpoints:
         found = self._found()
         if not found:
             return None
-        kept = json.loads((found[-1] / _STATE).read_text(encoding="utf-8"))
-        made, now = kept["made"], json.loads(json.dumps(dict(self.made)))
-        if other := [name for name in sorted({*made, *now} - {*_MAY_DIFFER}) if made.get(name) != now.get(name)]:
-            told = "; ".join(f"{name}: {made.get(name)!r}, now {now.get(name)!r}" for name in other)
-            raise UsageError(f"{str(self.folder)!r} holds a training with other settings ({told}); give another folder")
+        place = self._same(found[-1])
         load(self.model, found[-1])
         states = torch.load(found[-1] / _LEARNER, map_location=self.model.device, weights_only=True)
         for name, part in self.learner.items():
             part.load_state_dict(states[name])
+        return place
+
+    def _same(self, checkpoint: Path) -> Place:
+        """The place of a checkpoint, if it is one of this training.
+
+        Raises:
+            UsageError: it is not.
+        """
+        kept = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
+        made, now = kept["made"], json.loads(json.dumps(dict(self.made)))
+        if other := [name for name in sorted({*made, *now} - {*_MAY_DIFFER}) if made.get(name) != now.get(name)]:
+            told = "; ".join(f"{name}: {made.get(name)!r}, now {now.get(name)!r}" for name in other)
+            raise UsageError(f"{str(self.folder)!r} holds a training with other settings ({told}); give another folder")
         return Place(step=kept["place"]["step"], positions=tuple(kept["place"]["positions"]), best=kept["place"]["best"])
 
     def _found(self) -> list[Path]:

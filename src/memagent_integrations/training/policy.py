@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.training.sampler import Sampler
@@ -36,13 +37,25 @@ def start(policy: Sampler, settings: Settings) -> None:
         try:
             policy.model = get_peft_model(model, config)
         except ValueError as error:
-            raise UsageError(f"the model has no layers {targets!r} to adapt: {error}") from error
+            raise UsageError(f"no adapter can be added to the layers {targets!r}: {error}") from error
     if settings.gradient_checkpointing:
-        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable = getattr(policy.model, "activation_checkpointing_enable", None) or policy.model.gradient_checkpointing_enable  # its older name
+        enable({"use_reentrant": False})
         policy.model.enable_input_require_grads()
-        policy.model.train()
-    else:
-        policy.model.eval()  # no dropout: what is learned from is what was sampled
+    policy.model.eval()  # no dropout: what is learned from is what was sampled
+
+
+@contextmanager
+def learning(model: Any) -> Iterator[None]:
+    """The model as it learns. Layers that compute activations anew do so in this block only: they keep no keys and values, which sampling needs."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.training = True  # not train(): dropout below them stays off
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 @contextmanager

@@ -41,12 +41,13 @@ def bundles(prompts: Sequence[Ids], *, least: int = LEAST) -> list[Bundle]:
     alone: list[int] = []
     start = 0
     while start < len(order):
-        end, shared = start + 1, len(prompts[order[start]]) - 1
+        first = prompts[order[start]]
+        end, shared, longest = start + 1, len(first) - 1, len(first)
         while end < len(order):
-            common = min(shared, _common(prompts[order[start]], prompts[order[end]]))
-            if common < least or 2 * common < len(prompts[order[end]]) or 2 * common < len(prompts[order[start]]):
+            common, longer = min(shared, _common(first, prompts[order[end]])), max(longest, len(prompts[order[end]]))
+            if common < least or 2 * common < longer:
                 break
-            end, shared = end + 1, common
+            end, shared, longest = end + 1, common, longer
         if end - start > 1:
             found.append(Bundle(shared=shared, rows=tuple(order[start:end])))
         else:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from accelerate import Accelerator
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from memagent_integrations import models
 from memagent_integrations.errors import UsageError, why
@@ -46,6 +47,8 @@ class Held:
 
     def __post_init__(self) -> None:
         check_int(samples=self.samples)
+        if self.name in tasks.TRAINING:
+            raise UsageError(f"the questions of {self.name} are for training; validate with others")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,7 @@ class Recipe:
     budgets: Budgets = field(default_factory=Budgets)
     training: Settings = field(default_factory=Settings)
     warm_start: Shown = field(default_factory=Shown)
-    validation: Annotated[tuple[Held, ...], Field()] = ()
+    validation: tuple[Held, ...] = ()
     reward: str | None = None
     rollout_tokens: int = 32_768
     device: str | None = None
@@ -218,11 +221,12 @@ def finished(trainer: Trainer, recipe: Recipe) -> Policy:
     """The best policy of a training (the last one, where nothing was evaluated), in the directory `policy` of its folder.
 
     Raises:
-        UsageError: it is there already, or cannot be written.
+        UsageError: it cannot be written.
     """
     best = trainer.folder / "best"
     if best.is_dir():
         checkpoints.load(trainer.policy.model, best)
+    shutil.rmtree(trainer.folder / "policy", ignore_errors=True)  # of the same training, when it was shorter
     return recipe.save(trainer.reader, trainer.folder / "policy", metrics.read(trainer.folder / "metrics.jsonl"))
 
 
@@ -232,4 +236,3 @@ def _shown_settings(settings: Settings) -> dict[str, Any]:
 
 
 _RECIPE = TypeAdapter(Recipe)
-Told = Callable[[dict[str, float]], None]

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from memagent_integrations.backends.transformers import TransformersBackend
-from memagent_integrations.errors import BackendError, MemAgentError
+from memagent_integrations.errors import BackendError, MemAgentError, UsageError
 from memagent_integrations.records import Message, Prompt, Reply, Usage
 from memagent_integrations.settings import check_int
 from memagent_integrations.training.conversations import Sampled
@@ -37,6 +37,8 @@ class Sampler(TransformersBackend):
 
     def __init__(self, model: str | Path, *, temperature: float = 1.0, tokens: int = 32_768, share: bool = True, **options: Any) -> None:
         check_int(tokens=tokens)
+        if refused := {"top_p", "seed", "batch_size"} & options.keys():
+            raise UsageError(f"a Sampler takes no {' or '.join(sorted(refused))}: what it samples has to be what training computes")
         super().__init__(model, temperature=temperature, batch_size=_SIDE_BY_SIDE, **options)
         self.share = share
         self._most = tokens

@@ -7,6 +7,7 @@ One batch: every question is read by the policy several times (`rollouts`); a re
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,9 +17,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import get_scheduler
+from torch.optim.lr_scheduler import LambdaLR
 
-from memagent_integrations.errors import BackendError, UsageError
+from memagent_integrations.backends.base import digest
+from memagent_integrations.errors import BackendError, MemAgentError, UsageError
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Reading
 from memagent_integrations.training import metrics
@@ -29,7 +31,7 @@ from memagent_integrations.training.forward import cannot_share, scores
 from memagent_integrations.training.learning import Rows, backward
 from memagent_integrations.training.metrics import Sums
 from memagent_integrations.training.mixture import Drawn
-from memagent_integrations.training.policy import named, start, swapped
+from memagent_integrations.training.policy import learning, named, start, swapped
 from memagent_integrations.training.rollouts import Reward, Rollout, answer_reward, in_form, roll_out, too_long
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
@@ -90,16 +92,19 @@ class Trainer:
         self.folder, self.validation, self.reward = Path(folder), dict(validation or {}), reward
         if self.policy.temperature != settings.temperature:
             raise UsageError(f"the policy samples with the temperature {self.policy.temperature}, the settings say {settings.temperature}")
+        if empty := [name for name, questions in self.validation.items() if not questions]:
+            raise UsageError(f"the validation set {empty[0]} has no questions")
         if settings.questions % self.accelerator.num_processes:
             raise UsageError(f"questions ({settings.questions}) has to be a multiple of the processes ({self.accelerator.num_processes})")
         start(self.policy, settings)
         self.optimizer = torch.optim.AdamW(list(named(self.policy.model).values()), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-        self.scheduler = get_scheduler("constant_with_warmup", self.optimizer, num_warmup_steps=settings.warmup)
+        self.scheduler = LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / (settings.warmup + 1)))
         self.alone = cannot_share(self.policy.model) if settings.share else "it is switched off"
         if self.alone and settings.share:
             _log.warning("every rollout is computed whole, as this model cannot share what rollouts begin with: %s", self.alone)
         self.policy.share = self.alone is None
-        made = asdict(settings) | {"processes": self.accelerator.num_processes, "model": self.policy.name, "prompts": reader.prompts.name}
+        made = asdict(settings) | {"processes": self.accelerator.num_processes, "model": self.policy.name, "adapter": self.policy.identity["adapter"]}
+        made |= {"budgets": asdict(reader.budgets), "prompts": digest(f"{reader.prompts}")}
         parts = {"optimizer": self.optimizer, "scheduler": self.scheduler}
         self.checkpoints = Checkpoints(folder=self.folder, made=made, model=self.policy.model, learner=parts)
         self.reference = self._started() if settings.kl else {}
@@ -126,7 +131,7 @@ class Trainer:
 
     def batch(self) -> dict[str, float]:
         """One batch: read, reward, compare, learn."""
-        torch.manual_seed(hash((self.settings.seed, self.place.step, self.accelerator.process_index)))
+        torch.manual_seed(random.Random(f"{self.settings.seed}/{self.place.step}/{self.accelerator.process_index}").getrandbits(63))
         sums, began = Sums(), time.perf_counter()
         batch = self.collect(sums)
         self._show(batch)
@@ -135,7 +140,7 @@ class Trainer:
         learned = time.perf_counter()
         told = sums.means(self.accelerator, _MEANS)
         tokens = told.pop("tokens", 0.0) * self.accelerator.num_processes
-        told |= {"learning_rate": self.scheduler.get_last_lr()[0], "gradient_norm": sum(norms) / max(len(norms), 1), "updates": len(norms)}
+        told |= {"learning_rate": float(self.scheduler.get_last_lr()[0]), "gradient_norm": sum(norms) / max(len(norms), 1), "updates": len(norms)}
         return told | {"rollout_seconds": read - began, "learn_seconds": learned - read, "tokens_a_second": tokens / (learned - began)}
 
     def collect(self, sums: Sums) -> Batch:
@@ -143,18 +148,21 @@ class Trainer:
         settings, batch = self.settings, Batch()
         wanted = settings.questions // self.accelerator.num_processes
         rounds = 1 + settings.refills if settings.dynamic else 1
-        groups = 0
+        errors: list[MemAgentError] = []
+        groups = ended = 0
         while groups < wanted and rounds:
             rounds -= 1
             asked = [self._next() for _ in range(wanted - groups)]
             rollouts, failed = roll_out(self.reader, asked, group=settings.group, reward=self._reward)
-            if failed and not rollouts:
-                raise failed[0].error or BackendError("no rollout came to an end")
-            kept, worth = self._compared(rollouts, sums)
+            errors += [reading.error for reading in failed if reading.error]
+            kept, worth = self._compared(rollouts, sums) if rollouts else ([], [])
             groups += len({rollout.group for rollout in kept})
             batch.rollouts += kept
             batch.advantages += worth
             sums.add("failed", [1.0] * len(failed) + [0.0] * len(rollouts))
+            ended += len(rollouts)
+        if not self._total(ended):
+            raise errors[0] if errors else BackendError("no rollout of the batch came to an end")
         _describe(batch.rollouts, sums)
         return batch
 
@@ -171,7 +179,8 @@ class Trainer:
         rows = self._scored(rows, every, sums)
         norms: list[float] = []
         for part in dealt if total else ():
-            backward(model, rows, part, settings, tokens=total, sums=sums, moved=bool(norms))
+            with learning(model):
+                backward(model, rows, part, settings, tokens=total, sums=sums, moved=bool(norms))
             norms.append(self._update())
         return norms
 
@@ -183,10 +192,12 @@ class Trainer:
             for name, questions in self.validation.items():
                 own = questions[index::processes]
                 rollouts, failed = roll_out(self.reader, own, group=1, reward=answer_reward)
-                sums.add(f"validation/{name}", [rollout.reward for rollout in rollouts] + [0.0] * len(failed))
+                sums.add(f"validation/{name}", [rollout.reward for rollout in rollouts])
+                sums.add("failed", [1.0] * len(failed) + [0.0] * len(rollouts))
         told = sums.means(self.accelerator, [f"validation/{name}" for name in self.validation])
-        told["validation"] = sum(told.values()) / len(told)
-        if self.place.best is None or told["validation"] > self.place.best:
+        told["validation"] = sum(told.values()) / max(len(told), 1)
+        told["validation_failed"] = sums.means(self.accelerator, ["failed"]).get("failed", 0.0)
+        if not told["validation_failed"] and (self.place.best is None or told["validation"] > self.place.best):
             self.place = replace(self.place, best=told["validation"])
             self._by_one(lambda: self.checkpoints.keep_best(self.place))
         return told
@@ -251,6 +262,9 @@ class Trainer:
                 own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = self.accelerator.reduce(own, reduction="sum")
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        if not torch.isfinite(norm):
+            what = f"the gradient of batch {self.place.step + 1} is {norm.item()}"
+            raise UsageError(f"{what}; the last checkpoint is sound: look at the rewards, or begin anew with a lower learning_rate")
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()

@@ -237,25 +237,26 @@ def test_a_server_that_cannot_count_is_not_asked_by_every_document() -> None:
 
 def test_a_call_that_was_given_up_waits_for_no_place() -> None:
     """Else it would be made when nobody wants its reply, in the place of one that somebody waits for."""
-    go, good = threading.Event(), chat(["a note"])
+    go, arrived, good = threading.Event(), threading.Semaphore(0), chat(["a note"])
 
     def respond(request: Request) -> Response:
+        arrived.release()
         go.wait(10)
         return good(request)
 
     with Loopback(respond) as server:
         backend = OpenAIBackend("m", base_url=f"{server.url}/v1", tokenizer="approximate", max_retries=0, concurrency=2)
         reader = Reader(backend, limits=Limits(call_timeout=0.3), **SIZES)
-        go.set()
-        Reader(backend, **SIZES).read(QUESTION, DOCUMENT)  # the client takes its time when it is made
-        go.clear()
         with ThreadPoolExecutor(6) as pool:
-            assert all(list(pool.map(lambda _: failure(reader), range(6))))
-        asked = len(server.requests)
-        go.set()
+            holding = [pool.submit(Reader(backend, **SIZES).read, "Who holds both places?", DOCUMENT) for _ in range(2)]
+            assert all(arrived.acquire(timeout=10) for _ in range(2))
+            assert all(list(pool.map(lambda _: failure(reader), range(4))))
+            go.set()
+            assert all(held.result().answer for held in holding)
         reading = reader.read(QUESTION, DOCUMENT)
         backend.close()
-        assert len(server.requests) == asked + len(reading.steps), "none of those that were given up is made later"
+        made = sum(QUESTION in str(request.body) for request in server.requests)
+        assert made == len(reading.steps), "none of those that were given up is made later"
 
 
 class Slow(ScriptedBackend):

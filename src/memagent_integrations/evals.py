@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from memagent_integrations import __version__
+from memagent_integrations import __version__, options, progress
 from memagent_integrations.errors import UsageError, why
 from memagent_integrations.evaluation import baselines, harness, plots, report, tasks
 from memagent_integrations.evaluation.data import Data
@@ -26,7 +24,6 @@ from memagent_integrations.streams import printable
 
 eval_app = typer.Typer(help="Measure readers on the published benchmarks: run, report.", rich_markup_mode=None)
 
-_Model = Annotated[str, typer.Option(help="The model, as for `memagent read`.")]
 _Tasks = Annotated[
     list[str],
     typer.Option("--task", "-t", metavar="NAME[@N,N]", help="A benchmark, with its lengths; more than once for several.", show_default=False),
@@ -39,16 +36,8 @@ _Readers = Annotated[list[str] | None, typer.Option("--reader", "-r", metavar="N
 _Out = Annotated[Path, typer.Option("--output", "-o", metavar="OUT.jsonl", help="A line a sample; none is made twice.", show_default=False)]
 _Samples = Annotated[int, typer.Option(metavar="N", help="Samples a task and length.")]
 _Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the samples.")]
-_DataDir = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Folder of data sets; else they are downloaded.", show_default=False)]
 _Concurrency = Annotated[int, typer.Option(metavar="N", help="Samples at a time.")]
-_Chunk = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the document in one prompt [5000].", show_default=False)]
-_Memory = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the memory [1024].", show_default=False)]
-_Written = Annotated[int | None, typer.Option("--output-tokens", metavar="N", help="Most tokens that a call may write.", show_default=False)]
 _Window = Annotated[int | None, typer.Option(metavar="N", help="The context window that every reader keeps to.", show_default=False)]
-_BaseUrl = Annotated[str | None, typer.Option(metavar="URL", help="Address of an OpenAI-compatible endpoint.", show_default=False)]
-_Tokenizer = Annotated[str | None, typer.Option(metavar="T", help="hf:NAME, tiktoken:ENCODING or approximate.", show_default=False)]
-_Temperature = Annotated[float | None, typer.Option(metavar="X", help="Sampling temperature.", show_default=False)]
-_Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 _Files = Annotated[list[Path], typer.Argument(metavar="RESULTS.jsonl...", help="What `memagent eval run` wrote.", show_default=False)]
 _Folder = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write tables and pictures here.", show_default=False)]
 _Against = Annotated[str | None, typer.Option("--against", metavar="READER", help="Compare every other reader with this one.", show_default=False)]
@@ -62,17 +51,17 @@ def run(
     reader: _Readers = None,
     samples: _Samples = 16,
     seed: _Seed = 0,
-    data: _DataDir = None,
-    model: _Model = "smollm2",
+    data: options.DataDir = None,
+    model: options.Model = "smollm2",
     concurrency: _Concurrency = 1,
-    chunk_tokens: _Chunk = None,
-    memory_tokens: _Memory = None,
-    output_tokens: _Written = None,
+    chunk_tokens: options.Chunk = None,
+    memory_tokens: options.Memory = None,
+    output_tokens: options.Written = None,
     window: _Window = None,
-    base_url: _BaseUrl = None,
-    tokenizer: _Tokenizer = None,
-    temperature: _Temperature = None,
-    quiet: _Quiet = False,
+    base_url: options.BaseUrl = None,
+    tokenizer: options.Tokenizer = None,
+    temperature: options.Temperature = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Ask every reader the same questions of the same documents, and write each answer with its score, its calls and its whole reading.
 
@@ -126,20 +115,17 @@ def show(files: _Files, output: _Folder = None, against: _Against = None) -> Non
 @contextmanager
 def _progress(todo: Sequence[harness.Job], results: Results, *, quiet: bool) -> Iterator[Callable[[Result], None]]:
     """How far a run is, on standard error: a bar on a terminal, a line a sample elsewhere."""
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     failed = 0
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        shown = bar.add_task("evaluating", total=len(todo), completed=sum(job.key in results for job in todo))
+    with progress.counted("evaluating", len(todo), sum(job.key in results for job in todo), quiet=quiet) as shown:
 
         def told(result: Result) -> None:
             nonlocal failed
             failed += result.error is not None
-            bar.update(shown, advance=1, description=f"{result.task} {result.length:,} {result.reader}" + (f", {failed} failed" if failed else ""))
-            if not quiet and not console.is_terminal:
-                verdict = f"{result.score:.2f}" if result.error is None else f"failed: {' '.join(result.error.split())}"
-                line = printable(f"{result.task} {result.length} {result.reader} {result.number}: {verdict}")
-                console.print(line, markup=False, soft_wrap=True)
+            verdict = f"{result.score:.2f}" if result.error is None else f"failed: {' '.join(result.error.split())}"
+            shown(
+                f"{result.task} {result.length:,} {result.reader}" + (f", {failed} failed" if failed else ""),
+                f"{result.task} {result.length} {result.reader} {result.number}: {verdict}",
+            )
 
         yield told
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +12,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
@@ -22,8 +25,31 @@ from rich.table import Column
 from rich.text import Text
 
 from memagent_integrations.records import Plan, Reading, Step
+from memagent_integrations.streams import printable
 
+Told = Callable[..., None]
 _EMPTY = Plan(chunks=0, calls=0, document_tokens=0, prompt_tokens=0, completion_tokens=0)
+
+
+@contextmanager
+def counted(what: str, total: int | None, begun: int = 0, *, quiet: bool = False) -> Iterator[Told]:
+    """How far something is that consists of many, on standard error: a bar on a terminal, a line each elsewhere.
+
+    What is yielded is called with a description for the bar, with the line, and with how many are done (None: one more).
+    """
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total, completed=begun)
+
+        def told(description: str, line: str, completed: int | None = None) -> None:
+            if completed is None:
+                bar.advance(task)
+            bar.update(task, completed=completed, description=description)
+            if not quiet and not console.is_terminal:
+                console.print(printable(line), markup=False, soft_wrap=True)
+
+        yield told
 
 
 class ReadingProgress:

@@ -48,9 +48,7 @@ def check_names(given: Iterable[str], known: Collection[str]) -> None:
     """
     for name in given:
         if name not in known:
-            meant = {"chunk_size": ["chunk_tokens"], "max_tokens": ["output_tokens"], "context_window": ["window"]}.get(name) or get_close_matches(
-                name, known, 1
-            )
+            meant = _MEANT.get(name) or get_close_matches(name, known, 1)
             hint = f"did you mean {meant[0]}?" if meant else f"there are: {', '.join(known)}"
             raise UsageError(f"there is no setting {name!r}; {hint}")
 

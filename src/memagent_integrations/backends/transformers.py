@@ -93,14 +93,15 @@ class TransformersBackend(BatchBackend):
                 rows[place] = self._chat.encode(prompt, self.window)
             except MemAgentError as error:
                 outcomes[place] = error
-        for group in self._groups(rows):
-            outcomes.update(zip(group, self._replies([rows[place] for place in group], [prompts[place].max_tokens for place in group]), strict=True))
+        for group, shared in self._groups(rows):
+            replies = self._replies([rows[place] for place in group], [prompts[place].max_tokens for place in group], shared)
+            outcomes.update(zip(group, replies, strict=True))
         return [outcomes[place] for place in range(len(prompts))]
 
-    def _groups(self, rows: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-        """Which rows are computed together."""
+    def _groups(self, rows: Mapping[int, Sequence[int]]) -> Iterator[tuple[list[int], int]]:
+        """Which rows are computed together, and with how many tokens in common that are computed once."""
         order = sorted(rows, key=lambda place: len(rows[place]))
-        yield from (order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size))
+        yield from ((order[start : start + self.batch_size], 0) for start in range(0, len(order), self.batch_size))
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """The reply in pieces. Leaving the stream ends the computation after the token that it is at."""
@@ -133,12 +134,12 @@ class TransformersBackend(BatchBackend):
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def _replies(self, rows: list[list[int]], limits: list[int]) -> list[Reply | MemAgentError]:
+    def _replies(self, rows: list[list[int]], limits: list[int], shared: int) -> list[Reply | MemAgentError]:
         started = time.perf_counter()
         try:
-            written = self._generate(rows, limits)
+            written = self._generate(rows, limits, shared=shared)
         except BackendError as error:  # one for each, since each travels on its own
-            return [_copy(error) for _ in rows]
+            return [copied(error) for _ in rows]
         return [self._reply(row, ids, started) for row, ids in zip(rows, written, strict=True)]
 
     def _reply(self, row: list[int], written: list[int], started: float) -> Reply:
@@ -266,7 +267,8 @@ class _Stop(StoppingCriteria):
         return torch.tensor(done, device=input_ids.device)  # type: ignore[return-value]
 
 
-def _copy(error: BackendError) -> BackendError:
+def copied(error: BackendError) -> BackendError:
+    """The error once more, for another call that it ended."""
     copy = BackendError(str(error), retryable=error.retryable)
     copy.__cause__ = error.__cause__
     return copy

@@ -34,8 +34,17 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(part(_HOMES[name]), name)
+
+
+def part(module: str) -> Any:
+    """A module of this package, most of which need torch: whoever does not train does without.
+
+    Raises:
+        MissingExtra: a package of the extra "train" is not installed.
+    """
     try:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return importlib.import_module(f"{__name__}.{module}")
     except ImportError as error:
         if isinstance(error, MissingExtra) or (error.name or "").startswith("memagent_integrations"):
             raise

@@ -30,7 +30,7 @@ class Part:
     """Some rows, computed together.
 
     `rows` are their numbers, `lengths` the tokens that each wrote; `logprobs` and `entropies` are flat, (tokens,): row after row. Entropies carry no
-    gradient.
+    gradient, and without gradients there are none of them, (0,).
     """
 
     rows: tuple[int, ...]
@@ -132,8 +132,9 @@ def _part(model: Any, rows: Sequence[Sampled], numbers: tuple[int, ...], shared:
     said = inputs[which, places + first + 1]
     chosen = logits[which, places]
     every = torch.log_softmax((chosen if chosen.dtype == torch.float64 else chosen.float()) / temperature, dim=-1)
+    learning = torch.is_grad_enabled()
     with torch.no_grad():
-        entropies = -(every.exp() * every).sum(dim=-1)
+        entropies = -(every.exp() * every).sum(dim=-1) if learning else every.new_zeros(0)
     return Part(
         rows=numbers,
         lengths=tuple(len(row.output_ids) for row in taken),

@@ -41,16 +41,16 @@ def backward(model: Any, rows: Rows, shared: Sequence[Bundle], settings: Setting
     `moved`: the policy has been updated since it wrote the rows, so that its probabilities are others for that reason too.
     """
     for part in forwards(model, rows.said, shared, temperature=settings.temperature, tokens=settings.tokens):
-        if rows.old is None and not moved:
-            sums.add("gap", (part.logprobs - _flat([torch.tensor(rows.said[number].logprobs) for number in part.rows], part.logprobs)).abs())
-        torch.autograd.backward(_loss(part, rows, settings, sums) / tokens)
+        torch.autograd.backward(_loss(part, rows, settings, sums, moved) / tokens)
 
 
-def _loss(part: Part, rows: Rows, settings: Settings, sums: Sums) -> Tensor:
+def _loss(part: Part, rows: Rows, settings: Settings, sums: Sums, moved: bool) -> Tensor:
     """The loss of a part, summed over its tokens."""
     new = part.logprobs
     sampled = _flat([torch.tensor(rows.said[number].logprobs) for number in part.rows], new)
     old = sampled if rows.old is None else _flat([rows.old[number] for number in part.rows], new)
+    if rows.old is not None or not moved:
+        sums.add("gap", ((new if rows.old is None else old) - sampled).abs())
     each = torch.tensor([rows.advantages[number] for number in part.rows], dtype=new.dtype, device=new.device)
     advantage = each.repeat_interleave(torch.tensor(part.lengths, device=new.device))
     loss, held = policy_loss(new, old, advantage, settings.clip)

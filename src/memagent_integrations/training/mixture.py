@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -14,13 +12,14 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from memagent_integrations.errors import UsageError, why
+from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.samples import Sample, Task
 from memagent_integrations.evaluation.tasks.files import PREFIX
 from memagent_integrations.settings import check_int, check_number
 from memagent_integrations.tokens import Counter
+from memagent_integrations.training import tables
 
 Curriculum = Literal["all", "growing"]
 
@@ -109,15 +108,7 @@ class Mixture:
         Raises:
             UsageError: the file cannot be read, or is no mixture; the message names the key.
         """
-        try:
-            with Path(path).open("rb") as file:
-                return _MIXTURE.validate_json(json.dumps(tomllib.load(file), default=str))  # in JSON a list may stand for a tuple
-        except OSError as error:
-            raise UsageError(f"cannot read {str(path)!r}: {why(error)}") from error
-        except ValidationError as error:
-            raise UsageError(f"{path} is no mixture: {_said(error)}") from error
-        except (ValueError, UsageError) as error:  # not TOML, not UTF-8, a path with a NUL in it; or what the records say of their values
-            raise UsageError(f"{path} is no mixture: {error}") from error
+        return tables.load(path, _MIXTURE, "mixture", _said)
 
     def tasks(self, data: Data) -> tuple[Task, ...]:
         """The tasks, each loaded once and kept.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +12,7 @@ from accelerate import Accelerator
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from memagent_integrations import models
-from memagent_integrations.errors import UsageError, why
+from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.policies import Policy
@@ -22,7 +20,7 @@ from memagent_integrations.prompts import AnswerFormat, PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout
 from memagent_integrations.settings import check_int
-from memagent_integrations.training import checkpoints, export, metrics
+from memagent_integrations.training import checkpoints, export, metrics, tables
 from memagent_integrations.training.mixture import Drawn, Mixture
 from memagent_integrations.training.policy import start
 from memagent_integrations.training.rollouts import answer_reward, load_reward
@@ -113,20 +111,7 @@ class Recipe:
         Raises:
             UsageError: the file cannot be read, or is no recipe; the message names the key.
         """
-        try:
-            with Path(path).open("rb") as file:
-                told = tomllib.load(file)
-            for name in ("mixture", "adapter"):
-                if isinstance(told.get(name), str):
-                    told[name] = str(Path(path).parent / told[name])
-            return _RECIPE.validate_json(json.dumps(told, default=str))  # in JSON a list may stand for a tuple
-        except OSError as error:
-            raise UsageError(f"cannot read {str(path)!r}: {why(error)}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise UsageError(f"{path} is no recipe: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-        except (ValueError, UsageError) as error:  # not TOML, not UTF-8, or what the records say of their values
-            raise UsageError(f"{path} is no recipe: {error}") from error
+        return tables.load(path, _RECIPE, "recipe", _said, beside=("mixture", "adapter"))
 
     @property
     def prompts(self) -> PromptSet:
@@ -228,6 +213,11 @@ def finished(trainer: Trainer, recipe: Recipe) -> Policy:
         checkpoints.load(trainer.policy.model, best)
     shutil.rmtree(trainer.folder / "policy", ignore_errors=True)  # of the same training, when it was shorter
     return recipe.save(trainer.reader, trainer.folder / "policy", metrics.read(trainer.folder / "metrics.jsonl"))
+
+
+def _said(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _shown_settings(settings: Settings) -> dict[str, Any]:

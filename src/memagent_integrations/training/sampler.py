@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from memagent_integrations.backends.transformers import TransformersBackend
+from memagent_integrations.backends.transformers import TransformersBackend, copied
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError
 from memagent_integrations.records import Message, Prompt, Reply, Usage
 from memagent_integrations.settings import check_int
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.forward import Past
-from memagent_integrations.training.prefixes import bundles
+from memagent_integrations.training.prefixes import bundles, whole
 
 _SIDE_BY_SIDE = 1 << 16  # readings
 
@@ -83,32 +83,24 @@ class Sampler(TransformersBackend):
         prompt = self._chat.encode(Prompt(index=0, phase="memory", messages=messages, max_tokens=len(output)), self.window)
         return Sampled(text=reply, prompt_ids=array("i", prompt), output_ids=array("i", output), logprobs=array("f"))
 
-    def _groups(self, rows: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+    def _groups(self, rows: Mapping[int, Sequence[int]]) -> Iterator[tuple[list[int], int]]:
         places = list(rows)
-        for bundle in bundles([array("i", rows[place]) for place in places]) if self.share else ():
-            if bundle.shared:
-                group = [places[number] for number in bundle.rows]
-                size = max(self._most // max(len(rows[place]) for place in group), 1)
-                yield from (group[start : start + size] for start in range(0, len(group), size))
-                rows = {place: row for place, row in rows.items() if place not in set(group)}
-        order = sorted(rows, key=lambda place: -len(rows[place]))
-        while order:
-            size = max(self._most // len(rows[order[0]]), 1)
-            yield order[:size]
-            del order[:size]
+        prompts = [array("i", rows[place]) for place in places]
+        for bundle in bundles(prompts) if self.share else [whole(prompts)]:
+            order = sorted((places[number] for number in bundle.rows), key=lambda place: -len(rows[place]))
+            while order:
+                size = max(self._most // len(rows[order[0]]), 1)
+                yield order[:size], bundle.shared
+                del order[:size]
 
-    def _replies(self, rows: list[list[int]], limits: list[int]) -> list[Reply | MemAgentError]:
+    def _replies(self, rows: list[list[int]], limits: list[int], shared: int) -> list[Reply | MemAgentError]:
         started = time.perf_counter()
+        recorder = _Recorder(self._temperature or 1.0)
         try:
-            [bundle, *rest] = bundles([array("i", row) for row in rows]) if self.share else [None]
-            shared = bundle.shared if bundle and not rest else 0
-            recorder = _Recorder(self._temperature or 1.0)
-            more: dict[str, Any] = {"logits_processor": LogitsProcessorList([recorder])}
-            if shared:
-                more["past_key_values"] = self._past(rows[0][:shared], len(rows))
-            written = self._generate(rows, limits, shared=shared, **more)
+            past = {"past_key_values": self._past(rows[0][:shared], len(rows))} if shared else {}
+            written = self._generate(rows, limits, shared=shared, logits_processor=LogitsProcessorList([recorder]), **past)
         except BackendError as error:
-            return [BackendError(str(error), retryable=error.retryable) for _ in rows]
+            return [copied(error) for _ in rows]
         replies = zip(rows, written, recorder.logprobs(written), strict=True)
         return [self._sampled(row, ids, logprobs, started, shared if number else 0) for number, (row, ids, logprobs) in enumerate(replies)]
 

@@ -176,7 +176,7 @@ class Trainer:
         prompts = sum(len(row.prompt_ids) for row in rows.said)
         sums.add("shared", torch.tensor(float(sum(bundle.saved() for bundle in every))), prompts)
         sums.add("tokens", [float(sum(len(row.prompt_ids) + len(row.output_ids) for row in rows.said))])
-        rows = self._scored(rows, every, sums)
+        rows = self._scored(rows, every)
         norms: list[float] = []
         for part in dealt if total else ():
             with learning(model):
@@ -234,7 +234,7 @@ class Trainer:
         pairs = [(said, worth) for rollout, worth in each for said in rollout.conversations]
         return Rows(said=[said for said, _ in pairs], advantages=[worth for _, worth in pairs])
 
-    def _scored(self, rows: Rows, every: Sequence[Any], sums: Sums) -> Rows:
+    def _scored(self, rows: Rows, every: Sequence[Any]) -> Rows:
         """The rows with the probabilities that training computes for them, and those of the start."""
         settings, model = self.settings, self.policy.model
 
@@ -246,8 +246,6 @@ class Trainer:
         if settings.kl:
             with swapped(model, self.reference):
                 reference = scored()
-        for row, computed in zip(rows.said, old or (), strict=False):
-            sums.add("gap", (computed.cpu() - torch.tensor(row.logprobs)).abs())
         return Rows(said=rows.said, advantages=rows.advantages, old=old, reference=reference)
 
     def _total(self, count: float) -> float:

@@ -1,0 +1,36 @@
+"""A record in a TOML file, and everything that can be wrong with one."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from memagent_integrations.errors import UsageError, why
+
+Record = TypeVar("Record")
+
+
+def load(path: str | Path, adapter: TypeAdapter[Record], what: str, said: Callable[[ValidationError], str], beside: Sequence[str] = ()) -> Record:
+    """The record in a file. `said` words what does not fit it; the values of the keys `beside` are paths beside the file.
+
+    Raises:
+        UsageError: the file cannot be read, or is no `what`.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            told = tomllib.load(file)
+        for name in beside:
+            if isinstance(told.get(name), str):
+                told[name] = str(Path(path).parent / told[name])
+        return adapter.validate_json(json.dumps(told, default=str))  # in JSON a list may stand for a tuple
+    except OSError as error:
+        raise UsageError(f"cannot read {str(path)!r}: {why(error)}") from error
+    except ValidationError as error:
+        raise UsageError(f"{path} is no {what}: {said(error)}") from error
+    except (ValueError, UsageError) as error:  # not TOML, not UTF-8, a path with a NUL in it; or what the records say of their values
+        raise UsageError(f"{path} is no {what}: {error}") from error

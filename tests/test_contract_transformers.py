@@ -62,7 +62,7 @@ class TestCuda(BackendContract):
         return on_cuda
 
     def test_computes_in_bfloat16_on_the_device(self, backend: TransformersBackend) -> None:
-        assert (backend._model.device.type, backend._model.dtype) == ("cuda", torch.bfloat16)
+        assert (backend.model.device.type, backend.model.dtype) == ("cuda", torch.bfloat16)
 
     def test_too_large_a_batch_names_the_way_out(self, backend: TransformersBackend) -> None:
         torch.cuda.set_per_process_memory_fraction(0.005)
@@ -138,14 +138,14 @@ def fail(backend: TransformersBackend, error: Exception) -> Any:
     def hook(*_: Any) -> None:
         raise error
 
-    return backend._model.register_forward_pre_hook(hook)
+    return backend.model.register_forward_pre_hook(hook)
 
 
 def test_takes_its_settings_from_the_model(load: Load, tiny: Path) -> None:
     backend = load()
     assert backend.name == f"transformers:{tiny}"
     assert (backend.window, backend.batch_size) == (WINDOW, 8)
-    assert backend._model.dtype == torch.float32
+    assert backend.model.dtype == torch.float32
     assert load(dtype="bfloat16", window=100, batch_size=2).window == 100
 
 
@@ -213,7 +213,7 @@ def generated(backend: TransformersBackend, prompt: Prompt) -> list[int]:
     start = len(ids)
     with torch.inference_mode():
         for _ in range(prompt.max_tokens):
-            ids = [*ids, int(backend._model(torch.tensor([ids])).logits[0, -1].argmax())]
+            ids = [*ids, int(backend.model(torch.tensor([ids])).logits[0, -1].argmax())]
             if ids[-1] == backend._tokenizer.eos_token_id:
                 break
     return ids[start:]
@@ -263,7 +263,7 @@ def test_streamed_pieces_make_the_text(load: Load, text: str) -> None:
 def test_leaving_a_stream_ends_the_computation(load: Load) -> None:
     backend = load()
     steps: list[int] = []
-    backend._model.register_forward_hook(lambda *_: steps.append(1))
+    backend.model.register_forward_hook(lambda *_: steps.append(1))
     pieces = backend.stream(ask("the memory", 200))
     next(pieces)
     pieces.close()

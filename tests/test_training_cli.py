@@ -128,6 +128,26 @@ def test_a_recipe_that_cannot_be_is_refused_before_a_model_is_loaded(tmp_path: P
     assert message in " ".join(refused.output.split())
 
 
+def test_an_adapter_goes_on_being_trained_and_trackers_are_told_of_it(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reward of one's own stands in the folder of the command, and the recipe does not name the adapter's form once more."""
+    assert train("sft", recipe(tmp_path, model), "--output", tmp_path / "warm").exit_code == 0
+    path = recipe(tmp_path, model, 'trackers = ["tensorboard"]\nreward = "rewards_of_my_own:short"\nadapter = "warm/adapter"')
+    path.write_text(path.read_text().replace("[training.lora]\nrank = 4\nalpha = 8\n", "[training.clip]\ndual = inf\n"))
+    (tmp_path / "rewards_of_my_own.py").write_text("def short(reading, asked):\n    return 1 / (1 + len(reading.answer or ''))\n")
+    monkeypatch.chdir(tmp_path)
+    run = train("run", path, "--output", tmp_path / "run")
+    assert run.exit_code == 0, run.output
+    assert 0 < read(tmp_path / "run" / "metrics.jsonl")[1]["reward"] < 1
+    assert (tmp_path / "run" / "policy" / "adapter" / "adapter_model.safetensors").is_file()
+    assert any(b"gradient_norm" in events.read_bytes() for events in (tmp_path / "run" / "memagent").glob("events.*"))
+
+
+def test_a_tracker_that_is_not_installed_is_refused(tmp_path: Path) -> None:
+    refused = train("run", recipe(tmp_path, tmp_path / "no model", 'trackers = ["crystal"]'), "--output", tmp_path / "run")
+    assert refused.exit_code == 2
+    assert "no tracker 'crystal'" in " ".join(refused.output.split())
+
+
 def test_a_folder_without_a_training_cannot_be_drawn(tmp_path: Path) -> None:
     refused = train("plot", tmp_path)
     assert refused.exit_code == 2

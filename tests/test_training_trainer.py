@@ -22,10 +22,13 @@ from accelerate import Accelerator  # noqa: E402
 from carry_a_fact import drawn, model_of, reader_of  # noqa: E402
 
 from memagent_integrations.backends import ScriptedBackend  # noqa: E402
-from memagent_integrations.errors import UsageError  # noqa: E402
+from memagent_integrations.errors import BackendError, UsageError  # noqa: E402
 from memagent_integrations.reader import Reader  # noqa: E402
-from memagent_integrations.records import Reading  # noqa: E402
+from memagent_integrations.records import Message, Prompt, Reading  # noqa: E402
+from memagent_integrations.training.conversations import Sampled  # noqa: E402
 from memagent_integrations.training.metrics import Sums, read  # noqa: E402
+from memagent_integrations.training.policy import named  # noqa: E402
+from memagent_integrations.training.sampler import Sampler  # noqa: E402
 from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
 from memagent_integrations.training.trainer import Batch, Trainer  # noqa: E402
 
@@ -242,6 +245,37 @@ def test_a_temperature_that_is_not_the_policys_is_refused(model: Path, tmp_path:
 def test_layers_that_are_not_there_cannot_be_adapted(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no adapter can be added"):
         trainer(model, tmp_path, lora=Lora(targets=("nothing",)))
+
+
+def test_weights_that_are_too_coarse_to_learn_are_refused(model: Path, tmp_path: Path) -> None:
+    coarse = Reader(Sampler(model, dtype="bfloat16"))
+    with pytest.raises(UsageError, match="dtype='float32'"):
+        Trainer(coarse, draw, Settings(), tmp_path)
+    adapted = Trainer(coarse, draw, Settings(**SMALL | {"lora": Lora(rank=2, alpha=4)}), tmp_path)
+    assert {parameter.dtype for parameter in named(adapted.policy.model).values()} == {torch.float32}
+
+
+def test_memory_that_does_not_suffice_is_told_with_the_setting_to_lower(model: Path, tmp_path: Path) -> None:
+    found = trainer(model, tmp_path, steps=1)
+    batch = found.collect(Sums())
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    found.policy.model.register_forward_pre_hook(full)
+    with pytest.raises(BackendError, match=r"tokens \(now 16,384\)"):
+        found.learn(batch, Sums())
+    with pytest.raises(BackendError, match="rollout_tokens"):
+        found.collect(Sums())
+
+
+def test_prompts_are_sampled_together_as_their_replies_fit(model: Path) -> None:
+    sampler = Sampler(model, tokens=100, share=False)
+    widths: list[int] = []
+    sampler.model.register_forward_pre_hook(lambda _, __, given: widths.append(given["input_ids"].shape[0]), with_kwargs=True)
+    prompts = [Prompt(index=0, phase="memory", messages=(Message(role="user", content="k0 " * 10),), max_tokens=40) for _ in range(5)]
+    assert all(isinstance(reply, Sampled) for reply in sampler.complete_batch(prompts))
+    assert max(widths) == 2
 
 
 def learned(model: Path, batch: Path, folder: Path, out: Path, accelerator: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -98,6 +99,7 @@ def warm_up(recipe: _Recipe, output: _Policy, data: options.DataDir = None, quie
 @train_app.command("run", short_help="Train a policy by the reward of its answers.")
 def learn(recipe: _Recipe, output: _Folder, adapter: _Adapter = None, data: options.DataDir = None, quiet: options.Quiet = False) -> None:
     """Train by multi-conversation DAPO. A run that was interrupted goes on with the same command; the policy is in DIR/policy when it is through."""
+    sys.path.insert(0, "")  # a reward of one's own stands where the command runs
     learning = training.part("recipe")
     told = learning.Recipe.load(recipe)
     told = replace(told, adapter=str(adapter)) if adapter else told
@@ -111,6 +113,7 @@ def learn(recipe: _Recipe, output: _Folder, adapter: _Adapter = None, data: opti
         if trainer.accelerator.is_main_process:
             learning.finished(trainer, told)
             typer.echo(f"{output / 'policy'}: a policy; read with it: --model policy:{output / 'policy'}")
+        trainer.accelerator.end_training()
 
 
 @train_app.command("plot", short_help="Draw the curves of a training.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from memagent_integrations.backends.base import Backend
@@ -18,12 +19,14 @@ class ChatTokenizer:
 
     What looks like a control sign in a message is text here, never a control token: `prompts.neutralise` sees to the usual ones, and a
     special token of this tokenizer is broken up by a zero-width space. A tokenizer without a chat
-    template, that of a base model, gets the messages as plain text with an empty line between them.
+    template, that of a base model, gets the messages as plain text with an empty line between them. `remember`: of how many texts the tokens are
+    kept, for readings that are given the same ones.
     """
 
-    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None, *, remember: int = 0) -> None:
         self._tokenizer = tokenizer
         self._options = dict(options or {})
+        self._length, self._ids = lru_cache(remember)(self._counted), lru_cache(remember // 64)(self._encoded)
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         special = sorted((token.content for token in added if token.special), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
@@ -31,7 +34,7 @@ class ChatTokenizer:
 
     def count(self, text: str) -> int:
         """Tokens of the text, without any that begin or end a sequence."""
-        return len(self._tokenizer(self._plain(text), add_special_tokens=False, verbose=False)["input_ids"]) if text else 0
+        return self._length(text) if text else 0
 
     def encode(self, prompt: Prompt, window: int | None) -> list[int]:
         """The token ids of a prompt.
@@ -51,10 +54,13 @@ class ChatTokenizer:
             )
         return ids
 
+    def _counted(self, text: str) -> int:
+        return len(self._tokenizer(self._plain(text), add_special_tokens=False, verbose=False)["input_ids"])
+
     def _plain(self, text: str) -> str:
         return self._special.sub(lambda token: f"{token[0][0]}\u200b{token[0][1:]}", neutralise(text))
 
-    def _ids(self, messages: Sequence[Message]) -> list[int]:
+    def _encoded(self, messages: tuple[Message, ...]) -> list[int]:
         chat = [{"role": message.role, "content": self._plain(message.content)} for message in messages]
         if getattr(self._tokenizer, "chat_template", "") is None:
             return list(self._tokenizer("\n\n".join(message["content"] for message in chat), verbose=False)["input_ids"])

@@ -38,7 +38,8 @@ class TransformersBackend(BatchBackend):
     does not keep it from copying its memory. With `seed`, the same batch gives the same replies. `chat_template_kwargs` go to the chat
     template, other `options` to `AutoModelForCausalLM.from_pretrained` (revision, attn_implementation, device_map, quantization_config).
 
-    `usage.cached_tokens` is 0: nothing is kept from one call to the next. Calls from several threads wait for one another.
+    `usage.cached_tokens` is 0: nothing is kept from one call to the next. Calls from several threads wait for one another. `model` is the torch
+    module, `tokenizer` that of transformers.
 
     Raises:
         UsageError: a setting is wrong, or the model or its adapter cannot be loaded.
@@ -68,18 +69,18 @@ class TransformersBackend(BatchBackend):
         self.name = f"transformers:{model}"
         self.batch_size = batch_size
         self._identity = {"temperature": temperature, "top_p": top_p, "seed": seed, "adapter": str(adapter) if adapter else None}
-        self._temperature, self._top_p, self._seed = temperature, top_p, seed
+        self.temperature, self._top_p, self._seed = temperature, top_p, seed
         self._lock = threading.Lock()
         options["trust_remote_code"] = trust_remote_code
         with _loading(str(model), "give a Hugging Face name, a folder that save_pretrained wrote, or a GGUF file"):
-            self._tokenizer = _load_tokenizer(model, options)
-            self._model: Any = _load_model(model, device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype, options)
-        self._ends = _ends(self._model, self._tokenizer)
-        self._model.generation_config = GenerationConfig.from_dict({})  # generate() fills what we leave unset from here
-        self.window = window or getattr(self._model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+            self.tokenizer = _load_tokenizer(model, options)
+            self.model: Any = _load_model(model, device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype, options)
+        self._ends = _ends(self.model, self.tokenizer)
+        self.model.generation_config = GenerationConfig.from_dict({})  # generate() fills what we leave unset from here
+        self.window = window or getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         if adapter:
-            self._model = _with_adapter(self._model, adapter)
-        self._chat = ChatTokenizer(self._tokenizer, chat_template_kwargs)
+            self.model = _with_adapter(self.model, adapter)
+        self._chat = ChatTokenizer(self.tokenizer, chat_template_kwargs)
 
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
         """The replies to many prompts, `batch_size` of them computed together, those of similar length side by side.
@@ -93,12 +94,13 @@ class TransformersBackend(BatchBackend):
                 rows[place] = self._chat.encode(prompt, self.window)
             except MemAgentError as error:
                 outcomes[place] = error
-        for group, shared in self._groups(rows):
-            replies = self._replies([rows[place] for place in group], [prompts[place].max_tokens for place in group], shared)
+        limits = {place: prompts[place].max_tokens for place in rows}
+        for group, shared in self._groups(rows, limits):
+            replies = self._replies([rows[place] for place in group], [limits[place] for place in group], shared)
             outcomes.update(zip(group, replies, strict=True))
         return [outcomes[place] for place in range(len(prompts))]
 
-    def _groups(self, rows: Mapping[int, Sequence[int]]) -> Iterator[tuple[list[int], int]]:
+    def _groups(self, rows: Mapping[int, Sequence[int]], limits: Mapping[int, int]) -> Iterator[tuple[list[int], int]]:
         """Which rows are computed together, and with how many tokens in common that are computed once."""
         order = sorted(rows, key=lambda place: len(rows[place]))
         yield from ((order[start : start + self.batch_size], 0) for start in range(0, len(order), self.batch_size))
@@ -130,7 +132,7 @@ class TransformersBackend(BatchBackend):
     def close(self) -> None:
         """Free the model's memory."""
         with self._lock:
-            self._model = None
+            self.model = None
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
@@ -165,10 +167,10 @@ class TransformersBackend(BatchBackend):
         """
         width = max(map(len, rows))
         with self._lock, self._errors(len(rows)), self._seeded():
-            if self._model is None:
+            if self.model is None:
                 raise closed(self.name)
-            device = self._model.device
-            output = self._model.generate(
+            device = self.model.device
+            output = self.model.generate(
                 input_ids=torch.tensor([row[:shared] + [self._pad] * (width - len(row)) + row[shared:] for row in rows], device=device),
                 attention_mask=torch.tensor([[1] * shared + [0] * (width - len(row)) + [1] * (len(row) - shared) for row in rows], device=device),
                 generation_config=self._config(max(limits)),
@@ -181,7 +183,7 @@ class TransformersBackend(BatchBackend):
 
     def _config(self, limit: int) -> GenerationConfig:
         sampling = (
-            {"do_sample": True, "temperature": self._temperature, "top_p": self._top_p, "top_k": 0} if self._temperature else {"do_sample": False}
+            {"do_sample": True, "temperature": self.temperature, "top_p": self._top_p, "top_k": 0} if self.temperature else {"do_sample": False}
         )
         ends = sorted(self._ends) or None
         return GenerationConfig.from_dict({"max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": self._pad, **sampling})
@@ -192,18 +194,23 @@ class TransformersBackend(BatchBackend):
 
     def _text(self, ids: list[int]) -> str:
         ids = ids[:-1] if ids and ids[-1] in self._ends else ids
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    @property
+    def _sizes(self) -> str:
+        """The settings that say how much is computed at once."""
+        return f"batch_size (now {self.batch_size}) or chunk_tokens"
 
     @cached_property
     def _pad(self) -> int:
         """The token that fills shorter rows up; it is masked, so any will do."""
-        pad = self._tokenizer.pad_token_id
+        pad = self.tokenizer.pad_token_id
         return int(pad) if pad is not None else min(self._ends, default=0)
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
         """Start sampling from the seed, and leave the process's own random state as it was."""
-        if self._seed is None or not self._temperature:
+        if self._seed is None or not self.temperature:
             yield
             return
         with torch.random.fork_rng(range(torch.cuda.device_count())):
@@ -218,14 +225,10 @@ class TransformersBackend(BatchBackend):
         except MemAgentError:
             raise
         except Exception as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise BackendError(f"{self.name} failed: {one_line(error)}") from error
-            traceback.clear_frames(error.__traceback__)  # they hold the tensors
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            raise BackendError(
-                f"{self.name} ran out of memory over {rows} prompts at once; lower batch_size (now {self.batch_size}) or chunk_tokens"
-            ) from error
+            freed(error)
+            raise BackendError(f"{self.name} ran out of memory over {rows} prompts at once; lower {self._sizes}") from error
 
 
 class _Tokens(BaseStreamer):
@@ -274,6 +277,13 @@ def copied(error: BackendError) -> BackendError:
     return copy
 
 
+def freed(error: Exception) -> None:
+    """Let go of the tensors that the frames of an error hold."""
+    traceback.clear_frames(error.__traceback__)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 @contextmanager
 def _loading(what: str, advice: str) -> Iterator[None]:
     try:
@@ -281,12 +291,13 @@ def _loading(what: str, advice: str) -> Iterator[None]:
     except MemAgentError:
         raise
     except Exception as error:
-        if _out_of_memory(error):
+        if out_of_memory(error):
             raise BackendError(f"{what} does not fit into the memory of the device; use a smaller model or dtype") from error
         raise UsageError(f"cannot load {what}: {one_line(error)}; {advice}") from error
 
 
-def _out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
+    """Whether it says that the memory, of a GPU or of the machine, does not suffice."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and any(sign in str(error) for sign in _MEMORY)
     )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.prefixes import Bundle, bundles, whole
 
 
-def deal(rows: Sequence[Sampled], parts: int, *, share: bool, seed: object) -> list[list[Bundle]]:
+def deal(rows: Sequence[Sampled], parts: int, *, share: bool) -> list[list[Bundle]]:
     """The rows in `parts` parts of about as many tokens to compute, in bundles, however many rows there are.
 
-    Bundles are shuffled, then each goes where the least is, the largest first; one that is larger than a part is divided. A part may stay empty where
-    there are fewer rows than parts.
+    Each bundle goes where the least is, the largest first; one that is larger than a part is divided. A part may stay empty where there are fewer
+    rows than parts.
     """
     found = bundles([row.prompt_ids for row in rows]) if share else [whole(rows)]
     lengths = [len(row.prompt_ids) + len(row.output_ids) for row in rows]
@@ -23,7 +22,6 @@ def deal(rows: Sequence[Sampled], parts: int, *, share: bool, seed: object) -> l
 
     most = sum(map(cost, found)) / parts
     pieces = [piece for bundle in found for piece in _divided(bundle, lengths, most)]
-    random.Random(f"deal/{seed}").shuffle(pieces)
     dealt: list[list[Bundle]] = [[] for _ in range(parts)]
     load = [0] * parts
     for piece in sorted(pieces, key=cost, reverse=True):

@@ -37,11 +37,12 @@ class Place:
 class Checkpoints:
     """The checkpoints of one training.
 
-    `made` says how the training was begun: another one does not go on from them. `model` is the policy's, `learner` what else has a state.
+    `begun` says how the training was: one that was begun in another way does not go on from them. `model` is the policy's, `learner` what else has a
+    state.
     """
 
     folder: Path
-    made: Mapping[str, Any]
+    begun: Mapping[str, Any]
     model: Any
     learner: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,9 +91,9 @@ class Checkpoints:
             UsageError: it is not.
         """
         kept = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
-        made, now = kept["made"], json.loads(json.dumps(dict(self.made)))
-        if other := [name for name in sorted({*made, *now} - {*_MAY_DIFFER}) if made.get(name) != now.get(name)]:
-            told = "; ".join(f"{name}: {made.get(name)!r}, now {now.get(name)!r}" for name in other)
+        then, now = kept["begun"], json.loads(json.dumps(dict(self.begun)))
+        if other := [name for name in sorted({*then, *now} - {*_MAY_DIFFER}) if then.get(name) != now.get(name)]:
+            told = "; ".join(f"{name}: {then.get(name)!r}, now {now.get(name)!r}" for name in other)
             raise UsageError(f"{str(self.folder)!r} holds a training with other settings ({told}); give another folder")
         return Place(step=kept["place"]["step"], positions=tuple(kept["place"]["positions"]), best=kept["place"]["best"])
 
@@ -108,7 +109,7 @@ class Checkpoints:
             new.mkdir(parents=True)
             save_file({name: parameter.detach().contiguous() for name, parameter in named(self.model).items()}, new / _WEIGHTS)
             torch.save({name: part.state_dict() for name, part in self.learner.items()}, new / _LEARNER)
-            (new / _STATE).write_text(json.dumps({"place": asdict(place), "made": dict(self.made)}, indent=1), encoding="utf-8")
+            (new / _STATE).write_text(json.dumps({"place": asdict(place), "begun": dict(self.begun)}, indent=1), encoding="utf-8")
             for file in new.iterdir():
                 with file.open("rb+") as handle:
                     os.fsync(handle.fileno())

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 
 from memagent_integrations.training.conversations import Sampled
@@ -23,6 +24,7 @@ from memagent_integrations.training.prefixes import Bundle, Ids
 
 _NEAR = {torch.float32: 1e-3, torch.float64: 1e-6}  # how far log-probabilities may be apart that are computed in two ways; else:
 _ROUGH = 0.2
+_AT_ONCE = 1 << 26  # probabilities: 256 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class Part:
     """Some rows, computed together.
 
     `rows` are their numbers, `lengths` the tokens that each wrote; `logprobs` and `entropies` are flat, (tokens,): row after row. Entropies carry no
-    gradient, and without gradients there are none of them, (0,).
+    gradient, and are left at 0 where nothing learns.
     """
 
     rows: tuple[int, ...]
@@ -62,7 +64,7 @@ def scores(model: Any, rows: Sequence[Sampled], shared: Sequence[Bundle], *, tem
 
 
 def cannot_share(model: Any) -> str | None:
-    """Why a model cannot read a beginning once for several rows; None: it can. It is tried, on rows of random tokens."""
+    """Why a model cannot read a beginning once for several rows; None: it can. It is tried, on rows of random tokens; gradients are cleared."""
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         return "gradient checkpointing keeps no keys and values"
     size = model.config.get_text_config(decoder=True).vocab_size
@@ -70,6 +72,10 @@ def cannot_share(model: Any) -> str | None:
     rows = [_row(one, 20), _row(one[:16] + other[16:], 18)]
     try:
         ways = [scores(model, rows, [Bundle(shared=shared, rows=(0, 1))], temperature=1.0, tokens=1024) for shared in (16, 0)]
+        for part in forwards(model, rows, [Bundle(shared=16, rows=(0, 1))], temperature=1.0, tokens=1024):
+            if part.logprobs.requires_grad:
+                torch.autograd.backward(part.logprobs.sum())
+        model.zero_grad()
     except Exception as error:  # models with caches of their own kind
         return f"it does not take keys and values from outside ({type(error).__name__}: {error})"
     apart = max(float((shared - plain).abs().max()) for shared, plain in zip(*ways, strict=True))
@@ -106,11 +112,11 @@ class Past:
 
 
 def _parts(rows: Sequence[Sampled], bundle: Bundle, tokens: int) -> Iterator[tuple[int, ...]]:
-    """The rows of a bundle, the longest first, so many at a time that the tokens suffice."""
+    """The rows of a bundle, the longest first, so many at a time that the tokens suffice, with those that they share."""
     lengths = {number: len(rows[number].prompt_ids) - bundle.shared + len(rows[number].output_ids) for number in bundle.rows}
     order = sorted(bundle.rows, key=lambda number: -lengths[number])
     while order:
-        fitting = max(tokens // lengths[order[0]], 1)
+        fitting = max((tokens - bundle.shared) // lengths[order[0]], 1)
         yield tuple(order[:fitting])
         del order[:fitting]
 
@@ -118,26 +124,35 @@ def _parts(rows: Sequence[Sampled], bundle: Bundle, tokens: int) -> Iterator[tup
 def _part(model: Any, rows: Sequence[Sampled], numbers: tuple[int, ...], shared: int, past: Past | None, temperature: float) -> Part:
     taken = [rows[number] for number in numbers]
     texts = [(row.prompt_ids[shared:] + row.output_ids).tolist() for row in taken]
-    width, first = max(map(len, texts)), min(len(row.prompt_ids) for row in taken) - shared - 1
+    begins = [len(row.prompt_ids) - shared - 1 for row in taken]  # from here on the tokens that come next are those that a row wrote
+    width, first = max(map(len, texts)), min(begins)
     inputs = torch.tensor([text + [0] * (width - len(text)) for text in texts], device=model.device)  # what follows a row changes nothing in it
+    places = torch.arange(first, width - 1, device=model.device)
     cache = past.cache(len(taken)) if past else None
-    logits = model(
-        input_ids=inputs, past_key_values=cache, use_cache=past is not None, logits_to_keep=torch.arange(first, width - 1, device=model.device)
-    ).logits
+    logits = model(input_ids=inputs, past_key_values=cache, use_cache=past is not None, logits_to_keep=places).logits
     if logits.shape[1] == width:  # a model that keeps them all
         logits = logits[:, first:-1]
-    before = [(row, place) for row, one in enumerate(taken) for place in range(len(one.output_ids))]
-    which = torch.tensor([row for row, _ in before], device=model.device)
-    places = torch.tensor([len(taken[row].prompt_ids) - shared - 1 - first + place for row, place in before], device=model.device)
-    said = inputs[which, places + first + 1]
-    chosen = logits[which, places]
-    every = torch.log_softmax((chosen if chosen.dtype == torch.float64 else chosen.float()) / temperature, dim=-1)
+    begin, end = (torch.tensor(of, device=model.device)[:, None] for of in (begins, [len(text) - 1 for text in texts]))
+    wrote = (places >= begin) & (places < end)
+    logprobs, entropies = _chosen(logits, inputs[:, first + 1 :], temperature)
+    return Part(rows=numbers, lengths=tuple(len(row.output_ids) for row in taken), logprobs=logprobs[wrote], entropies=entropies[wrote])
+
+
+def _chosen(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The log-probability of each token and the entropy where it was chosen. (rows, tokens, vocabulary) and (rows, tokens) to two of (rows, tokens).
+
+    Some rows at a time, whose probabilities are computed anew on the way back: in full precision, those of all would take more memory than the model.
+    """
     learning = torch.is_grad_enabled()
-    with torch.no_grad():
-        entropies = -(every.exp() * every).sum(dim=-1) if learning else every.new_zeros(0)
-    return Part(
-        rows=numbers,
-        lengths=tuple(len(row.output_ids) for row in taken),
-        logprobs=every.gather(-1, said[:, None])[:, 0],
-        entropies=entropies,
-    )
+
+    def slice_of(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        every = torch.log_softmax((logits if logits.dtype == torch.float64 else logits.float()) / temperature, dim=-1)
+        chosen = every.gather(-1, tokens[..., None])[..., 0]
+        with torch.no_grad():
+            entropies = -(every.exp() * every).sum(dim=-1) if learning else torch.zeros_like(chosen)
+        return chosen, entropies
+
+    size = max(_AT_ONCE // (logits.shape[1] * logits.shape[2]), 1)
+    slices = zip(torch.split(logits, size), torch.split(tokens, size), strict=True)
+    found = [checkpoint(slice_of, *one, use_reentrant=False, preserve_rng_state=False) for one in slices]
+    return torch.cat([logprobs for logprobs, _ in found]), torch.cat([entropies for _, entropies in found])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from memagent_integrations.settings import check_number, given
+from memagent_integrations.settings import check_number
 
 _FAR = 20.0  # differences of log-probabilities beyond this are taken as this: exp() of more means nothing
 
@@ -17,8 +18,8 @@ class Clip:
     """How far a token's probability may move in one batch of rollouts before it stops to count.
 
     The ratio of new to old probability counts between 1 - `low` and 1 + `high`; with a negative advantage the loss is bounded at `dual` times the
-    advantage (None: not at all). Sources: PPO (arXiv:1707.06347); two bounds, DAPO (arXiv:2503.14476); dual clip, arXiv:1912.09729. The values are
-    those of MemAgent (arXiv:2507.02259).
+    advantage (`math.inf`, in TOML `inf`: not at all). Sources: PPO (arXiv:1707.06347); two bounds, DAPO (arXiv:2503.14476); dual clip,
+    arXiv:1912.09729. The values are those of MemAgent (arXiv:2507.02259).
 
     Raises:
         UsageError: a bound is no such number.
@@ -26,12 +27,13 @@ class Clip:
 
     low: float = 0.2
     high: float = 0.2
-    dual: float | None = 3.0
+    dual: float = 3.0
 
     def __post_init__(self) -> None:
         check_number(most=1, clip_low=self.low)
         check_number(clip_high=self.high)
-        check_number(least=1, **given(dual_clip=self.dual))
+        if self.dual != math.inf:
+            check_number(least=1, dual_clip=self.dual)
 
 
 def policy_loss(new: Tensor, old: Tensor, advantage: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
@@ -44,11 +46,9 @@ def policy_loss(new: Tensor, old: Tensor, advantage: Tensor, clip: Clip) -> tupl
     free, bound = -ratio * advantage, -ratio.clamp(1 - clip.low, 1 + clip.high) * advantage
     loss = torch.maximum(free, bound)
     held = bound > free
-    if clip.dual is not None:
-        most = -clip.dual * advantage
-        over = (advantage < 0) & (loss > most)
-        loss, held = torch.where(over, most, loss), held | over
-    return loss, held
+    most = -clip.dual * advantage
+    over = (advantage < 0) & (loss > most)
+    return torch.where(over, most, loss), held | over
 
 
 def kl(new: Tensor, reference: Tensor) -> Tensor:

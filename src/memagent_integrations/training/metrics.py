@@ -21,16 +21,24 @@ class Sums:
 
     def add(self, name: str, values: Tensor | Sequence[float], count: float | None = None) -> None:
         """Add values to the mean of this name; `count`: of how many things they are, if not one each."""
-        total = values.detach().double().sum().item() if isinstance(values, Tensor) else sum(values)
+        total = values.detach().cpu().double().sum().item() if isinstance(values, Tensor) else sum(values)
         before, things = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = before + total, things + (len(values) if count is None else count)
 
     def means(self, accelerator: Any, names: Iterable[str]) -> dict[str, float]:
         """The means of these names over all processes, which have to ask for the same; of what nobody added there is none."""
         asked = list(names)
-        own = torch.tensor([self._sums.get(name, (0.0, 0.0)) for name in asked], dtype=torch.float64, device=accelerator.device)
-        totals = accelerator.reduce(own, reduction="sum").tolist()
-        return {name: total / count for name, (total, count) in zip(asked, totals, strict=True) if count}
+        added = totals(accelerator, [number for name in asked for number in self._sums.get(name, (0.0, 0.0))])
+        pairs = zip(added[::2], added[1::2], strict=True)
+        return {name: total / count for name, (total, count) in zip(asked, pairs, strict=True) if count}
+
+
+def totals(accelerator: Any, values: Sequence[float]) -> list[float]:
+    """Each of the values, added up over all processes."""
+    if accelerator.num_processes == 1:
+        return list(values)
+    added: list[float] = accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=accelerator.device), reduction="sum").tolist()
+    return added
 
 
 def write(path: Path, metrics: Mapping[str, Any]) -> None:

@@ -17,25 +17,27 @@ from memagent_integrations.training.settings import Settings
 
 
 def start(policy: Sampler, settings: Settings) -> None:
-    """Make the policy's model ready to learn. An adapter that it has already goes on being trained; else `settings.lora` says which to add.
+    """Make the policy's model ready to learn. An adapter that it has already goes on being trained; else `settings.lora` says which to add, if any.
 
     Raises:
-        UsageError: the adapter does not fit the model.
+        UsageError: the adapter does not fit the model, or the weights are too coarse to learn.
     """
     torch.manual_seed(settings.seed)
-    model = policy.model
-    if settings.lora is None:
-        model.requires_grad_(True)
-    elif isinstance(model, PeftModel):
+    model, lora = policy.model, settings.lora
+    if isinstance(model, PeftModel):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)
+    elif lora is None:
+        if model.dtype not in (torch.float32, torch.float64):  # an update is smaller than the step between two numbers
+            raise UsageError(f"all weights learn, and {model.dtype} is too coarse for that: load the model with dtype='float32', or train an adapter")
+        model.requires_grad_(True)
     else:
-        lora, targets = settings.lora, settings.lora.targets
+        targets = lora.targets
         config = LoraConfig(
             task_type="CAUSAL_LM", r=lora.rank, lora_alpha=lora.alpha, target_modules=targets if isinstance(targets, str) else list(targets)
         )
         try:
-            policy.model = get_peft_model(model, config)
+            policy.model = get_peft_model(model, config)  # the adapter of a model in bfloat16 is in float32
         except ValueError as error:
             raise UsageError(f"no adapter can be added to the layers {targets!r}: {error}") from error
     if settings.gradient_checkpointing:

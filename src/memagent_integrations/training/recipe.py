@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs, PartialState
+from accelerate.tracking import get_available_trackers
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from memagent_integrations import models
@@ -34,7 +36,7 @@ _TRANSFORMERS = "transformers:"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class Validation:
     """Questions that are held out: `samples` of an evaluation task at each of its lengths."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -50,7 +52,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class WarmStart:
     """The warm start: how many constructed readings are shown, so many replies a step."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -79,9 +81,10 @@ class Recipe:
         warm_start: what `memagent train sft` shows.
         validation: what is asked on the way.
         reward: a function "package.module:name" of a reading and a `Drawn`, in place of the task's metric.
-        rollout_tokens: most tokens that are sampled together, prompts included.
-        device: "cuda" or "cpu"; what there is, if not said.
-        dtype: "bfloat16", "float32"; by default bfloat16 on a GPU and float32 on the CPU.
+        trackers: of accelerate ("tensorboard", "wandb", "trackio", ...), which are sent the metrics too.
+        rollout_tokens: most tokens that are sampled together, prompts and replies; by default as of `Sampler`.
+        cpu: train on the CPU, even where there is a GPU.
+        dtype: "bfloat16", "float32"; by default bfloat16 where an adapter learns on a GPU, and float32 elsewhere.
 
     Raises:
         UsageError: a setting is wrong.
@@ -97,11 +100,12 @@ class Recipe:
     answer_format: AnswerFormat = "boxed"
     budgets: Budgets = field(default_factory=Budgets)
     training: Settings = field(default_factory=Settings)
-    warm_start: Shown = field(default_factory=Shown)
-    validation: tuple[Held, ...] = ()
+    warm_start: WarmStart = field(default_factory=WarmStart)
+    validation: tuple[Validation, ...] = ()
     reward: str | None = None
-    rollout_tokens: int = 32_768
-    device: str | None = None
+    trackers: tuple[str, ...] = ()
+    rollout_tokens: int | None = None
+    cpu: bool = False
     dtype: str | None = None
 
     @classmethod
@@ -119,7 +123,7 @@ class Recipe:
         return PromptSet.default(layout=self.layout, no_change=self.no_change, answer_format=self.answer_format)
 
     def reader(self) -> Reader:
-        """The reader whose policy learns; its model is loaded here.
+        """The reader whose policy learns; its model is loaded here, on the device of this process.
 
         Raises:
             UsageError: the model is none that transformers loads.
@@ -135,8 +139,8 @@ class Recipe:
             adapter=self.adapter,
             temperature=self.training.temperature,
             tokens=self.rollout_tokens,
-            device=self.device,
-            dtype=self.dtype,
+            device=str(PartialState(cpu=self.cpu).device),
+            dtype=self.dtype or (None if self.training.lora or self.adapter else "float32"),
         )
         return Reader(sampler, prompts=self.prompts, **asdict(self.budgets))
 
@@ -146,6 +150,7 @@ class Recipe:
         Raises:
             UsageError: the recipe does not fit its data or its model, or the folder holds another training.
         """
+        accelerator = accelerator or self._accelerator(folder)
         mixture, reward = Mixture.load(self.mixture), load_reward(self.reward) if self.reward else answer_reward
         mixture.tasks(data)  # what is wrong with them is told before a model is loaded
         held = [(tasks.load(one.name, data), one) for one in self.validation]
@@ -162,6 +167,15 @@ class Recipe:
 
         return Trainer(reader, draw, self.training, folder, validation=validation, reward=reward, accelerator=accelerator)
 
+    def _accelerator(self, folder: str | Path) -> Accelerator:
+        """The processes that train: they wait long for one another, as their documents may differ in length."""
+        if missing := set(self.trackers) - set(map(str, get_available_trackers())):
+            raise UsageError(f"no tracker {min(missing)!r} that accelerate knows is installed; pip install it")
+        waiting = InitProcessGroupKwargs(timeout=timedelta(hours=6))
+        accelerator = Accelerator(cpu=self.cpu, log_with=list(self.trackers) or None, project_dir=str(folder), kwargs_handlers=[waiting])
+        accelerator.init_trackers("memagent", config={name: str(value) for name, value in asdict(self.training).items()})
+        return accelerator
+
     def shown(self, reader: Reader, data: Data) -> Iterator[float]:
         """The warm start of a reader's policy, made ready as `training` says: the loss of each step.
 
@@ -172,6 +186,8 @@ class Recipe:
         policy = reader.backend
         if not isinstance(policy, Sampler):
             raise UsageError(f"a warm start takes a reader whose backend is a Sampler, not {policy!r}")
+        if PartialState().num_processes > 1:
+            raise UsageError("a warm start takes one process: run it without a launcher")
         start(policy, self.training)
 
         def replies() -> Iterable[Any]:

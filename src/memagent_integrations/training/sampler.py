@@ -6,7 +6,6 @@ import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from memagent_integrations.backends.chat import ChatTokenizer
 from memagent_integrations.backends.transformers import TransformersBackend, copied
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError
 from memagent_integrations.records import Message, Prompt, Reply, Usage
-from memagent_integrations.settings import check_int
+from memagent_integrations.settings import check_int, given
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.forward import Past
 from memagent_integrations.training.prefixes import bundles, whole
@@ -28,50 +28,40 @@ _SIDE_BY_SIDE = 1 << 16  # readings
 class Sampler(TransformersBackend):
     """A `TransformersBackend` whose replies are `Sampled`. All readings that it is given go on side by side.
 
-    Prompts are computed together as long as they and their replies come to `tokens` tokens. `share`: what prompts begin with alike is computed once
-    (`usage.cached_tokens` says how much that saved). `options` are those of `TransformersBackend`.
+    Prompts are computed together as long as they and the longest replies that they allow come to `tokens` tokens (by default 131,072 on a GPU and
+    32,768 on the CPU). `share`: what prompts begin with alike is computed once (`usage.cached_tokens` says how much that saved). `options` are those
+    of `TransformersBackend`. `model` is the torch module that learns, and `temperature` the one that is sampled with.
 
     Raises:
         as `TransformersBackend`.
     """
 
-    def __init__(self, model: str | Path, *, temperature: float = 1.0, tokens: int = 32_768, share: bool = True, **options: Any) -> None:
-        check_int(tokens=tokens)
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        temperature: float = 1.0,
+        tokens: int | None = None,
+        share: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        check_int(**given(tokens=tokens))
         if refused := {"top_p", "seed", "batch_size"} & options.keys():
             raise UsageError(f"a Sampler takes no {' or '.join(sorted(refused))}: what it samples has to be what training computes")
         super().__init__(model, temperature=temperature, batch_size=_SIDE_BY_SIDE, **options)
         self.share = share
-        self._most = tokens
-        self.count = lru_cache(4096)(self._chat.count)  # type: ignore[method-assign]  # rollouts of a group ask for the same texts,
-        self._chat._ids = lru_cache(64)(self._chat._ids)  # type: ignore[method-assign]  # and many for the same replies
-
-    @property
-    def model(self) -> Any:
-        """The torch module."""
-        return self._model
-
-    @model.setter
-    def model(self, model: Any) -> None:
-        self._model = model
-
-    @property
-    def temperature(self) -> float:
-        """That it samples with."""
-        return self._temperature
-
-    @property
-    def tokenizer(self) -> Any:
-        """That of the model."""
-        return self._tokenizer
+        self._most = tokens or (131_072 if self.model.device.type == "cuda" else 32_768)
+        self._chat = ChatTokenizer(self.tokenizer, chat_template_kwargs, remember=4096)  # the rollouts of a group read the same
 
     @contextmanager
     def greedy(self) -> Iterator[None]:
         """Write the likeliest tokens, for as long as this is open."""
-        temperature, self._temperature = self._temperature, 0.0
+        temperature, self.temperature = self.temperature, 0.0
         try:
             yield
         finally:
-            self._temperature = temperature
+            self.temperature = temperature
 
     def shown(self, messages: tuple[Message, ...], reply: str) -> Sampled:
         """A reply that the policy did not write, as it would have written it.
@@ -79,23 +69,27 @@ class Sampler(TransformersBackend):
         Raises:
             ContextOverflow: both do not fit into the window.
         """
-        output = [*self._tokenizer(reply, add_special_tokens=False, verbose=False)["input_ids"], self._tokenizer.eos_token_id]
+        output = [*self.tokenizer(reply, add_special_tokens=False, verbose=False)["input_ids"], self.tokenizer.eos_token_id]
         prompt = self._chat.encode(Prompt(index=0, phase="memory", messages=messages, max_tokens=len(output)), self.window)
         return Sampled(text=reply, prompt_ids=array("i", prompt), output_ids=array("i", output), logprobs=array("f"))
 
-    def _groups(self, rows: Mapping[int, Sequence[int]]) -> Iterator[tuple[list[int], int]]:
+    def _groups(self, rows: Mapping[int, Sequence[int]], limits: Mapping[int, int]) -> Iterator[tuple[list[int], int]]:
         places = list(rows)
         prompts = [array("i", rows[place]) for place in places]
         for bundle in bundles(prompts) if self.share else [whole(prompts)]:
             order = sorted((places[number] for number in bundle.rows), key=lambda place: -len(rows[place]))
             while order:
-                size = max(self._most // len(rows[order[0]]), 1)
+                size = max(self._most // (len(rows[order[0]]) + max(limits[place] for place in order)), 1)
                 yield order[:size], bundle.shared
                 del order[:size]
 
+    @property
+    def _sizes(self) -> str:
+        return f"tokens (now {self._most:,}; rollout_tokens in a recipe) or chunk_tokens"
+
     def _replies(self, rows: list[list[int]], limits: list[int], shared: int) -> list[Reply | MemAgentError]:
         started = time.perf_counter()
-        recorder = _Recorder(self._temperature or 1.0)
+        recorder = _Recorder(self.temperature or 1.0)
         try:
             past = {"past_key_values": self._past(rows[0][:shared], len(rows))} if shared else {}
             written = self._generate(rows, limits, shared=shared, logits_processor=LogitsProcessorList([recorder]), **past)
@@ -106,7 +100,7 @@ class Sampler(TransformersBackend):
 
     def _past(self, ids: list[int], rows: int) -> Any:
         with self._lock, self._errors(rows), torch.no_grad():
-            return Past(self._model, array("i", ids)).cache(rows)
+            return Past(self.model, array("i", ids)).cache(rows)
 
     def _sampled(self, row: list[int], ids: list[int], logprobs: list[float], started: float, cached: int) -> Sampled:
         reply = self._reply(row, ids, started)
@@ -126,14 +120,14 @@ class _Recorder(LogitsProcessor):
     """Keeps the log-probability of every token that is chosen. It is asked before each of them, with all that were chosen so far."""
 
     def __init__(self, temperature: float) -> None:
-        self._temperature = temperature
+        self.temperature = temperature
         self._chosen: list[Tensor] = []  # one a token, (rows,)
         self._next: Tensor | None = None  # (rows, vocabulary): of those that may come next
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         if self._next is not None:
             self._chosen.append(self._next.gather(-1, input_ids[:, -1:])[:, 0])
-        self._next = torch.log_softmax(scores.float() / self._temperature, dim=-1)
+        self._next = torch.log_softmax(scores.float() / self.temperature, dim=-1)
         return scores
 
     def logprobs(self, written: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -43,9 +43,10 @@ class Settings:
         rescore: compute the log-probabilities of the rollouts anew before the first update; else those of the sampling count.
         correction: the most that a token may weigh because sampling and training computed other probabilities (takes `rescore`); None: all weigh 1.
         format_reward: added to the reward of an answer in the prescribed form.
-        lora: the adapter that is trained; None: all weights are.
+        lora: the adapter that is trained; None: all weights are, in float32, unless the policy has an adapter already. An adapter takes a
+            `learning_rate` ten to a hundred times as high.
         share: compute what the rollouts of a question begin with once. A model that cannot do it is trained the plain way.
-        tokens: most tokens of one forward pass, padding included.
+        tokens: most tokens of one forward pass, padding included; what rows share counts once.
         gradient_checkpointing: compute activations anew in place of keeping them; it rules out `share`.
         seed: of all that is drawn.
         evaluate_every: batches between evaluations; 0: none.
@@ -75,7 +76,7 @@ class Settings:
     rescore: bool = True
     correction: float | None = None
     format_reward: float = 0.0
-    lora: Lora | None = field(default_factory=Lora)
+    lora: Lora | None = None
     share: bool = True
     tokens: int = 16_384
     gradient_checkpointing: bool = False

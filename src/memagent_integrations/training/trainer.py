@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,20 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from memagent_integrations.backends.base import digest
+from memagent_integrations.backends.transformers import freed, out_of_memory
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Reading
 from memagent_integrations.training import metrics
-from memagent_integrations.training.advantages import advantages, informative
 from memagent_integrations.training.batches import deal
 from memagent_integrations.training.checkpoints import Checkpoints, Place
 from memagent_integrations.training.forward import cannot_share, scores
+from memagent_integrations.training.groups import compared, describe
 from memagent_integrations.training.learning import Rows, backward
 from memagent_integrations.training.metrics import Sums
 from memagent_integrations.training.mixture import Drawn
 from memagent_integrations.training.policy import learning, named, start, swapped
-from memagent_integrations.training.rollouts import Reward, Rollout, answer_reward, in_form, roll_out, too_long
+from memagent_integrations.training.rollouts import Reward, Rollout, answer_reward, in_form, roll_out
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
 
@@ -68,10 +70,11 @@ class Trainer:
         folder: for metrics, checkpoints and saved readings.
         validation: by name, questions that are not in the training data; each is answered greedily every `evaluate_every` batches.
         reward: what a reading is worth; by default the score of its answer.
-        accelerator: processes and trackers; several processes share the questions of a batch.
+        accelerator: processes, which share the questions of a batch, and trackers that were begun with `init_trackers`; by default what the process
+            was launched with.
 
     Raises:
-        UsageError: a setting is wrong, or the folder holds a training with other settings.
+        UsageError: a setting is wrong, the policy is on another device, or the folder holds a training with other settings.
     """
 
     def __init__(
@@ -88,10 +91,13 @@ class Trainer:
         if not isinstance(reader.backend, Sampler):
             raise UsageError(f"training takes a reader whose backend is a Sampler, not {reader.backend!r}")
         self.reader, self.policy, self.draw, self.settings = reader, reader.backend, draw, settings
-        self.accelerator = accelerator or Accelerator()
+        self.accelerator = accelerator or Accelerator(cpu=self.policy.model.device.type == "cpu")
         self.folder, self.validation, self.reward = Path(folder), dict(validation or {}), reward
         if self.policy.temperature != settings.temperature:
             raise UsageError(f"the policy samples with the temperature {self.policy.temperature}, the settings say {settings.temperature}")
+        own, given = self.policy.model.device, self.accelerator.device
+        if (own.type, own.index or 0) != (given.type, given.index or 0):
+            raise UsageError(f"the policy is on {own}, and this process trains on {given}: load it with device='{given}'")
         if empty := [name for name, questions in self.validation.items() if not questions]:
             raise UsageError(f"the validation set {empty[0]} has no questions")
         if settings.questions % self.accelerator.num_processes:
@@ -99,14 +105,18 @@ class Trainer:
         start(self.policy, settings)
         self.optimizer = torch.optim.AdamW(list(named(self.policy.model).values()), lr=settings.learning_rate, weight_decay=settings.weight_decay)
         self.scheduler = LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / (settings.warmup + 1)))
-        self.alone = cannot_share(self.policy.model) if settings.share else "it is switched off"
-        if self.alone and settings.share:
-            _log.warning("every rollout is computed whole, as this model cannot share what rollouts begin with: %s", self.alone)
-        self.policy.share = self.alone is None
-        made = asdict(settings) | {"processes": self.accelerator.num_processes, "model": self.policy.name, "adapter": self.policy.identity["adapter"]}
-        made |= {"budgets": asdict(reader.budgets), "prompts": digest(f"{reader.prompts}")}
+        reason = cannot_share(self.policy.model) if settings.share else None
+        if reason:
+            _log.warning("every rollout is computed whole, as this model cannot share what rollouts begin with: %s", reason)
+        self.policy.share = settings.share and not reason
+        begun = asdict(settings) | {
+            "processes": self.accelerator.num_processes,
+            "model": self.policy.name,
+            "adapter": self.policy.identity["adapter"],
+        }
+        begun |= {"budgets": asdict(reader.budgets), "prompts": digest(f"{reader.prompts}")}
         parts = {"optimizer": self.optimizer, "scheduler": self.scheduler}
-        self.checkpoints = Checkpoints(folder=self.folder, made=made, model=self.policy.model, learner=parts)
+        self.checkpoints = Checkpoints(folder=self.folder, begun=begun, model=self.policy.model, learner=parts)
         self.reference = self._started() if settings.kl else {}
         self.place = self.checkpoints.resume() or Place(positions=(0,) * self.accelerator.num_processes)
         self._drawn = self.place.positions[self.accelerator.process_index]
@@ -119,15 +129,15 @@ class Trainer:
         if not self.place.step and settings.evaluate_every and self.validation:
             self._record({"step": 0} | self.evaluate())
         while self.place.step < settings.steps:
-            told = self.batch()
+            line = self.batch()
             positions = self.accelerator.gather(torch.tensor([self._drawn], device=self.accelerator.device)).tolist()
             self.place = replace(self.place, step=self.place.step + 1, positions=tuple(positions))
             if settings.evaluate_every and self.validation and self._due(settings.evaluate_every):
-                told |= self.evaluate()
-            self._record({"step": self.place.step} | told)
+                line |= self.evaluate()
+            self._record({"step": self.place.step} | line)
             if self._due(settings.save_every):
                 self._by_one(lambda: self.checkpoints.save(self.place, keep=settings.keep))
-            yield told
+            yield line
 
     def batch(self) -> dict[str, float]:
         """One batch: read, reward, compare, learn."""
@@ -138,10 +148,10 @@ class Trainer:
         read = time.perf_counter()
         norms = self.learn(batch, sums)
         learned = time.perf_counter()
-        told = sums.means(self.accelerator, _MEANS)
-        tokens = told.pop("tokens", 0.0) * self.accelerator.num_processes
-        told |= {"learning_rate": float(self.scheduler.get_last_lr()[0]), "gradient_norm": sum(norms) / max(len(norms), 1), "updates": len(norms)}
-        return told | {"rollout_seconds": read - began, "learn_seconds": learned - read, "tokens_a_second": tokens / (learned - began)}
+        line = sums.means(self.accelerator, _MEANS)
+        tokens = line.pop("tokens", 0.0) * self.accelerator.num_processes
+        line |= {"learning_rate": float(self.scheduler.get_last_lr()[0]), "gradient_norm": sum(norms) / max(len(norms), 1), "updates": len(norms)}
+        return line | {"rollout_seconds": read - began, "learn_seconds": learned - read, "tokens_a_second": tokens / (learned - began)}
 
     def collect(self, sums: Sums) -> Batch:
         """The rollouts of a batch, with their advantages; with dynamic sampling only those of groups that teach something."""
@@ -155,7 +165,7 @@ class Trainer:
             asked = [self._next() for _ in range(wanted - groups)]
             rollouts, failed = roll_out(self.reader, asked, group=settings.group, reward=self._reward)
             errors += [reading.error for reading in failed if reading.error]
-            kept, worth = self._compared(rollouts, sums) if rollouts else ([], [])
+            kept, worth = compared(rollouts, settings, sums) if rollouts else ([], [])
             groups += len({rollout.group for rollout in kept})
             batch.rollouts += kept
             batch.advantages += worth
@@ -163,25 +173,26 @@ class Trainer:
             ended += len(rollouts)
         if not self._total(ended):
             raise errors[0] if errors else BackendError("no rollout of the batch came to an end")
-        _describe(batch.rollouts, sums)
+        describe(batch.rollouts, sums)
         return batch
 
     def learn(self, batch: Batch, sums: Sums) -> list[float]:
         """The optimizer steps of a batch; the norm of the gradient at each."""
         settings, model = self.settings, self.policy.model
         rows = self._rows(batch)
-        dealt = deal(rows.said, settings.updates, share=self.alone is None, seed=(settings.seed, self.place.step))
+        dealt = deal(rows.said, settings.updates, share=self.policy.share)
         total = self._total(sum(len(row.output_ids) for row in rows.said)) / settings.updates
         every = [bundle for part in dealt for bundle in part]
         prompts = sum(len(row.prompt_ids) for row in rows.said)
         sums.add("shared", torch.tensor(float(sum(bundle.saved() for bundle in every))), prompts)
         sums.add("tokens", [float(sum(len(row.prompt_ids) + len(row.output_ids) for row in rows.said))])
-        rows = self._scored(rows, every)
         norms: list[float] = []
-        for part in dealt if total else ():
-            with learning(model):
-                backward(model, rows, part, settings, tokens=total, sums=sums, moved=bool(norms))
-            norms.append(self._update())
+        with self._memory():
+            rows = self._scored(rows, every)
+            for part in dealt if total else ():
+                with learning(model):
+                    backward(model, rows, part, settings, tokens=total, sums=sums, moved=bool(norms))
+                norms.append(self._update())
         return norms
 
     def evaluate(self) -> dict[str, float]:
@@ -194,13 +205,13 @@ class Trainer:
                 rollouts, failed = roll_out(self.reader, own, group=1, reward=answer_reward)
                 sums.add(f"validation/{name}", [rollout.reward for rollout in rollouts])
                 sums.add("failed", [1.0] * len(failed) + [0.0] * len(rollouts))
-        told = sums.means(self.accelerator, [f"validation/{name}" for name in self.validation])
-        told["validation"] = sum(told.values()) / max(len(told), 1)
-        told["validation_failed"] = sums.means(self.accelerator, ["failed"]).get("failed", 0.0)
-        if not told["validation_failed"] and (self.place.best is None or told["validation"] > self.place.best):
-            self.place = replace(self.place, best=told["validation"])
+        line = sums.means(self.accelerator, [f"validation/{name}" for name in self.validation])
+        line["validation"] = sum(line.values()) / max(len(line), 1)
+        line["validation_failed"] = sums.means(self.accelerator, ["failed"]).get("failed", 0.0)
+        if not line["validation_failed"] and (self.place.best is None or line["validation"] > self.place.best):
+            self.place = replace(self.place, best=line["validation"])
             self._by_one(lambda: self.checkpoints.keep_best(self.place))
-        return told
+        return line
 
     def _next(self) -> Drawn:
         index, processes = self.accelerator.process_index, self.accelerator.num_processes
@@ -211,22 +222,6 @@ class Trainer:
     def _reward(self, reading: Reading, drawn: Drawn) -> float:
         form = self.settings.format_reward * in_form(reading) if self.settings.format_reward else 0.0
         return self.reward(reading, drawn) + form
-
-    def _compared(self, rollouts: list[Rollout], sums: Sums) -> tuple[list[Rollout], list[float]]:
-        """The rollouts that are learned from, and what each is worth beside its group."""
-        settings = self.settings
-        scored = torch.tensor([rollout.reward for rollout in rollouts])
-        rewards = torch.tensor([rollout.reward + (too_long(rollout, settings.overlong) if settings.overlong else 0.0) for rollout in rollouts])
-        groups = torch.tensor([rollout.group for rollout in rollouts])
-        differ = informative(rewards, groups)
-        worth = advantages(rewards, groups, scale=settings.scale)
-        for number in sorted(set(groups.tolist())):
-            own = scored[groups == number]
-            sums.add("reward_deviation", [float(own.std(correction=0))])
-            sums.add("collapsed", [float(not differ[groups == number].any())])
-        sums.add("reward", scored)
-        chosen = [number for number in range(len(rollouts)) if differ[number] or not settings.dynamic]
-        return [rollouts[number] for number in chosen], [float(worth[number]) for number in chosen]
 
     def _rows(self, batch: Batch) -> Rows:
         """A row for each conversation; those of advantage 0 count as tokens, and in the divergence from the start."""
@@ -249,16 +244,16 @@ class Trainer:
         return Rows(said=rows.said, advantages=rows.advantages, old=old, reference=reference)
 
     def _total(self, count: float) -> float:
-        value = torch.tensor([float(count)], dtype=torch.float64, device=self.accelerator.device)
-        return float(self.accelerator.reduce(value, reduction="sum"))
+        """That of all processes."""
+        [total] = metrics.totals(self.accelerator, [count])
+        return total
 
     def _update(self) -> float:
         """One step of the optimizer with the gradients of all processes; their norm."""
         parameters = list(named(self.policy.model).values())
-        if self.accelerator.num_processes > 1:
-            for parameter in parameters:
-                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = self.accelerator.reduce(own, reduction="sum")
+        for parameter in parameters:
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = self.accelerator.reduce(own, reduction="sum")
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
         if not torch.isfinite(norm):
             what = f"the gradient of batch {self.place.step + 1} is {norm.item()}"
@@ -267,6 +262,18 @@ class Trainer:
         self.scheduler.step()
         self.optimizer.zero_grad()
         return float(norm)
+
+    @contextmanager
+    def _memory(self) -> Iterator[None]:
+        """Say what can be done where the memory does not suffice."""
+        try:
+            yield
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            freed(error)
+            what = f"{self.policy.name} ran out of memory as it learned"
+            raise BackendError(f"{what}; lower the training's tokens (now {self.settings.tokens:,}), or take gradient_checkpointing") from error
 
     def _due(self, every: int) -> bool:
         return self.place.step % every == 0 or self.place.step == self.settings.steps
@@ -290,19 +297,8 @@ class Trainer:
             write()
         self.accelerator.wait_for_everyone()
 
-    def _record(self, told: Mapping[str, float]) -> None:
+    def _record(self, line: Mapping[str, float]) -> None:
         if self.accelerator.is_main_process:
             self.folder.mkdir(parents=True, exist_ok=True)
-            metrics.write(self.folder / "metrics.jsonl", told)
-        self.accelerator.log(dict(told), step=int(told["step"]))
-
-
-def _describe(rollouts: Sequence[Rollout], sums: Sums) -> None:
-    """What the policy does: how much it writes, and how often a memory is kept or cut."""
-    for rollout in rollouts:
-        for step in rollout.reading.steps:
-            sums.add("answer_tokens" if step.phase == "answer" else "memory_tokens", [float(step.reply.usage.completion_tokens or 0)])
-            if step.phase == "memory":
-                sums.add("kept", [float(step.outcome == "kept")])
-                sums.add("cut", [float(step.cut)])
-        sums.add("steps_a_rollout", [float(len(rollout.reading.steps))])
+            metrics.write(self.folder / "metrics.jsonl", line)
+        self.accelerator.log(dict(line), step=int(line["step"]))

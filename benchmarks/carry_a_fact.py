@@ -5,7 +5,8 @@
 A document is a row of facts, a key with a value each, in one sign; four of them are a chunk. The question names a key that stands in one of the
 first two of five chunks and nowhere else, and the memory holds a fact or two: the answer needs it carried through at least four conversations. The
 model knows nothing at first. It is shown some constructed readings (the warm start), then it learns from the reward of its own answers alone. In the
-control the advantages of a batch are shuffled among its rollouts: what is learned then is noise.
+control the advantages of a batch are shuffled among its rollouts: what is learned then is noise. The policy of a training is the one that did best on
+questions of validation, as with `memagent train run`; what the last batch left is told too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from memagent_integrations.evaluation.samples import Sample, Task
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
+from memagent_integrations.training.checkpoints import load
 from memagent_integrations.training.metrics import Sums
 from memagent_integrations.training.mixture import Drawn
 from memagent_integrations.training.sampler import Sampler
@@ -52,7 +54,7 @@ SETTINGS: dict[str, Any] = {
     "kl": 0.0,
     "lora": None,
 }
-SETTINGS |= {"rescore": False, "evaluate_every": 0, "readings_every": 0}
+SETTINGS |= {"rescore": False, "evaluate_every": 25, "readings_every": 0}
 PROMPTS = PromptSet(
     update="question {question} section {section} memory {memory} new", answer="question {question} memory {memory} answer", empty_memory="none"
 )
@@ -92,12 +94,12 @@ def model_of(folder: Path, seed: int) -> Path:
 
 def sample(seed: object, length: int = 1) -> Sample:
     """A document `length` times as long as those of the training, its fact in the first 40 % of it."""
-    drawn = random.Random(f"carry/{seed}")
-    key, chunks = drawn.randrange(KEYS), CHUNKS * length
-    place = drawn.randrange(FACTS * (2 * chunks // 5))
-    value = drawn.randrange(VALUES)
+    dice = random.Random(f"carry/{seed}")
+    key, chunks = dice.randrange(KEYS), CHUNKS * length
+    place = dice.randrange(FACTS * (2 * chunks // 5))
+    value = dice.randrange(VALUES)
     others = [other for other in range(KEYS) if other != key]
-    facts = [fact(drawn.choice(others), drawn.randrange(VALUES)) for _ in range(FACTS * chunks)]
+    facts = [fact(dice.choice(others), dice.randrange(VALUES)) for _ in range(FACTS * chunks)]
     facts[place] = fact(key, value)
     return Sample(
         id=f"carry/{seed}",
@@ -120,13 +122,13 @@ def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Shown]:
     """Prompts and replies of readings by somebody who knows what to note, and forgets it at the next chunk more often than not."""
     careless = random.Random(f"careless/{seed}")
     for number in range(readings):
-        asked = sample(("shown", seed, number))
-        wanted, memory = asked.details["fact"], ""
-        for chunk in reader.chunks(asked.document()):
+        one = sample(("shown", seed, number))
+        wanted, memory = one.details["fact"], ""
+        for chunk in reader.chunks(one.document()):
             new = wanted if wanted in chunk.text or (memory == wanted and careless.random() > FORGETS) else "none"
-            yield PROMPTS.update_messages(question=asked.question, memory=memory, section=chunk.text, memory_tokens=2), new
+            yield PROMPTS.update_messages(question=one.question, memory=memory, section=chunk.text, memory_tokens=2), new
             memory = new
-        yield PROMPTS.answer_messages(question=asked.question, memory=memory), asked.answers[0]
+        yield PROMPTS.answer_messages(question=one.question, memory=memory), one.answers[0]
 
 
 def reader_of(folder: Path) -> Reader:
@@ -136,10 +138,10 @@ def reader_of(folder: Path) -> Reader:
 
 def correct(reader: Reader, count: int, seed: object, length: int = 1) -> list[float]:
     """For each held-out question whether it is answered rightly, greedily."""
-    asked = [sample(("held out", seed, number), length) for number in range(count)]
+    held = [sample(("held out", seed, number), length) for number in range(count)]
     with reader.backend.greedy():
-        readings = reader.read_many([(one.question, one.document()) for one in asked])
-    return [float(reading.answer == one.answers[0]) for reading, one in zip(readings, asked, strict=True)]
+        readings = reader.read_many([(one.question, one.document()) for one in held])
+    return [float(reading.answer == one.answers[0]) for reading, one in zip(readings, held, strict=True)]
 
 
 class Control(Trainer):
@@ -154,16 +156,17 @@ class Control(Trainer):
 
 def better(one: Sequence[float], other: Sequence[float], rounds: int = 10_000) -> float:
     """How often the questions, drawn anew with replacement, would show no gain: the p of a paired bootstrap."""
-    drawn = random.Random(0)
+    dice = random.Random(0)
     gains = [mine - theirs for mine, theirs in zip(one, other, strict=True)]
-    return sum(sum(drawn.choices(gains, k=len(gains))) <= 0 for _ in range(rounds)) / rounds
+    return sum(sum(dice.choices(gains, k=len(gains))) <= 0 for _ in range(rounds)) / rounds
 
 
 def train(folder: Path, start: Path, kind: type[Trainer], steps: int, seed: int, told: Callable[[str], None] = print) -> tuple[Reader, list[float]]:
     """The reader of `start` after so many batches, and the mean reward of each."""
     reader = reader_of(start)
     settings = Settings(**SETTINGS, steps=steps, seed=seed, save_every=steps)
-    trainer = kind(reader, lambda number, share: drawn(("train", seed, number)), settings, folder)
+    validation = {"carry": [drawn(("validation", seed, number)) for number in range(64)]}
+    trainer = kind(reader, lambda number, share: drawn(("train", seed, number)), settings, folder, validation=validation)
     rewards = []
     for metrics in trainer.train():
         rewards.append(metrics["reward"])
@@ -182,7 +185,7 @@ def warmed(folder: Path, readings: int, seed: int) -> Path:
 
 
 def experiment(folder: Path, seed: int, *, steps: int, control: int, held: int, long: int, readings: int = 1500) -> dict[str, Any]:
-    """Share of right answers after the warm start, after the training, and after that of the control; `long` questions are 64 times as long."""
+    """Share of right answers after the warm start, after the training, and after that of the control; `long` of them about 64 times the length."""
     torch.set_num_threads(1)  # the fastest for a model of this size
     begun = time.perf_counter()
     start = warmed(folder / "start", readings, seed)
@@ -191,9 +194,12 @@ def experiment(folder: Path, seed: int, *, steps: int, control: int, held: int, 
     for kind, batches in ((Trainer, steps), (Control, control)):
         began = time.perf_counter()
         reader, rewards = train(folder / kind.__name__, start, kind, batches, seed)
+        seconds, last = time.perf_counter() - began, correct(reader, held, seed)
+        load(reader.backend.model, folder / kind.__name__ / "best")
         after = correct(reader, held, seed)
         name = "trained" if kind is Trainer else "control"
-        told |= {name: mean(after), f"{name} p": better(after, before), f"{name} rewards": rewards, f"{name} seconds": time.perf_counter() - began}
+        told |= {name: mean(after), f"{name} p": better(after, before), f"{name}, last batch": mean(last)}
+        told |= {f"{name} seconds": seconds, f"{name} rewards": rewards}
         if kind is Trainer and long:
             told["64 times as long"] = mean(correct(reader, long, seed, 64))
     return told
@@ -227,7 +233,7 @@ def main() -> None:
     for seed in range(told.seeds):
         with tempfile.TemporaryDirectory() as folder:
             results.append(experiment(Path(folder), seed, steps=told.steps, control=told.control, held=told.held, long=told.long))
-        print(json.dumps({name: value for name, value in results[-1].items() if not name.endswith("rewards")}, indent=1))
+        print(json.dumps({name: value for name, value in results[-1].items() if not name.endswith("rewards")}, indent=1), flush=True)
     if told.output:
         told.output.write_text(json.dumps({"command": sys.argv[1:], "results": results}, indent=1) + "\n", encoding="utf-8")
         draw(results, told.output.with_suffix(".png"))

@@ -214,13 +214,13 @@ def generated(backend: TransformersBackend, prompt: Prompt) -> list[int]:
     with torch.inference_mode():
         for _ in range(prompt.max_tokens):
             ids = [*ids, int(backend.model(torch.tensor([ids])).logits[0, -1].argmax())]
-            if ids[-1] == backend._tokenizer.eos_token_id:
+            if ids[-1] == backend.tokenizer.eos_token_id:
                 break
     return ids[start:]
 
 
 def decoded(backend: TransformersBackend, ids: list[int]) -> str:
-    return str(backend._tokenizer.decode(ids, skip_special_tokens=True))
+    return str(backend.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def test_greedy_is_the_likeliest_token_each_time(load: Load) -> None:

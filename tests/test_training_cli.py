@@ -18,8 +18,6 @@ from memagent_integrations.cli import app
 from memagent_integrations.reader import Reader
 from memagent_integrations.training.metrics import read
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks transformers for it
-
 MIXTURE = """
 [[task]]
 name = "niah_single_1"

@@ -32,8 +32,6 @@ from memagent_integrations.training.sampler import Sampler  # noqa: E402
 from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
 from memagent_integrations.training.trainer import Batch, Trainer  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks transformers for it
-
 SMALL = {
     "questions": 4,
     "group": 4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -277,6 +278,14 @@ def copied(error: BackendError) -> BackendError:
     return copy
 
 
+@contextmanager
+def adapting() -> Iterator[None]:
+    """Without the warning that PEFT causes when it asks transformers by an old name."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
+        yield
+
+
 def freed(error: Exception) -> None:
     """Let go of the tensors that the frames of an error hold."""
     traceback.clear_frames(error.__traceback__)
@@ -340,5 +349,5 @@ def _with_adapter(model: Any, adapter: str | Path) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise MissingExtra.extra("peft", "transformers") from error
-    with _loading(str(adapter), "adapter has to be a folder or Hugging Face name of a LoRA adapter made for this model"):
+    with adapting(), _loading(str(adapter), "adapter has to be a folder or Hugging Face name of a LoRA adapter made for this model"):
         return PeftModel.from_pretrained(model, str(adapter))

@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from memagent_integrations.backends.transformers import adapting
 from memagent_integrations.errors import UsageError
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
@@ -37,7 +38,8 @@ def start(policy: Sampler, settings: Settings) -> None:
             task_type="CAUSAL_LM", r=lora.rank, lora_alpha=lora.alpha, target_modules=targets if isinstance(targets, str) else list(targets)
         )
         try:
-            policy.model = get_peft_model(model, config)  # the adapter of a model in bfloat16 is in float32
+            with adapting():
+                policy.model = get_peft_model(model, config)  # the adapter of a model in bfloat16 is in float32
         except ValueError as error:
             raise UsageError(f"no adapter can be added to the layers {targets!r}: {error}") from error
     if settings.gradient_checkpointing:

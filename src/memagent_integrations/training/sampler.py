@@ -69,7 +69,9 @@ class Sampler(TransformersBackend):
         Raises:
             ContextOverflow: both do not fit into the window.
         """
-        output = [*self.tokenizer(reply, add_special_tokens=False, verbose=False)["input_ids"], self.tokenizer.eos_token_id]
+        end = self.tokenizer.eos_token_id
+        ends = sorted(self._ends)[:1] if end is None else [end]
+        output = [*self.tokenizer(reply, add_special_tokens=False, verbose=False)["input_ids"], *ends]
         prompt = self._chat.encode(Prompt(index=0, phase="memory", messages=messages, max_tokens=len(output)), self.window)
         return Sampled(text=reply, prompt_ids=array("i", prompt), output_ids=array("i", output), logprobs=array("f"))
 

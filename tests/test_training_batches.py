@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-from tiny_trainer import draw, echo, model_of, reader_of, trainer, weights  # noqa: E402
+from tiny_trainer import by_key, draw, echo, letters, model_of, reader_of, trainer, weights  # noqa: E402
 
 from memagent_integrations.errors import BackendError, UsageError  # noqa: E402
 from memagent_integrations.training.forward import scores  # noqa: E402
@@ -36,11 +36,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def nothing(reading: Any, asked: Any) -> float:
     return 0.0
-
-
-def letters(reading: Any, asked: Any) -> float:
-    """A reward that hardly two readings share."""
-    return sum(len(step.reply.text) for step in reading.steps) / 100
 
 
 def groups(batch: Batch) -> dict[int, list[int]]:
@@ -208,11 +203,6 @@ def test_advantages_in_deviations_of_their_group(model: Path, tmp_path: Path) ->
         assert batch.advantages == pytest.approx(centred(batch, rewards, scale=scale), abs=1e-5)
         moments = [stdev(batch.advantages[place] for place in places) for places in groups(batch).values()]
         assert (moments == pytest.approx([1.0] * 4, abs=1e-5)) is scale
-
-
-def by_key(reading: Any, asked: Any) -> float:
-    """Questions with an odd key teach nothing."""
-    return 1.0 if int(asked.sample.question[1:]) % 2 else letters(reading, asked)
 
 
 def test_groups_that_teach_nothing_are_replaced_until_the_rounds_are_over(model: Path, tmp_path: Path) -> None:

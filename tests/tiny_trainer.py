@@ -6,6 +6,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from carry_a_fact import drawn, model_of, reader_of
+from carry_a_fact import TASK, drawn, model_of, reader_of
 
+from memagent_integrations.evaluation.samples import Sample, Task
+from memagent_integrations.training.mixture import Drawn
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
 from memagent_integrations.training.trainer import Trainer
 
-__all__ = ["draw", "drawn", "echo", "figures", "model_of", "process", "reader_of", "trainer", "weights"]
+__all__ = ["asked", "by_key", "draw", "drawn", "echo", "figures", "letters", "model_of", "process", "reader_of", "trainer", "weights"]
 
 SMALL = {
     "questions": 4,
@@ -32,8 +35,8 @@ SMALL = {
     "evaluate_every": 0,
     "readings_every": 0,
 }
-_PROCESSES = multiprocessing.get_context("forkserver")  # a server imports torch once, and has not computed anything when a process is forked from it
-_PROCESSES.set_forkserver_preload(["accelerate", "matplotlib.figure", "peft", "pytest", "transformers.models.llama.modeling_llama"])
+_PROCESSES = multiprocessing.get_context("forkserver")  # a server imports once; it has computed nothing when a process is forked from it
+_PROCESSES.set_forkserver_preload(["matplotlib.figure", "memagent_integrations.training.trainer", "transformers.models.llama.modeling_llama"])
 
 
 def draw(number: int, share: float) -> Any:
@@ -44,6 +47,29 @@ def echo(reading: Any, asked: Any) -> float:
     """A reward that an untrained model gets sometimes: of its memories, how many are one sign."""
     memories = [step.reply.text for step in reading.steps if step.phase == "memory"]
     return sum(len(memory) == 1 for memory in memories) / len(memories)
+
+
+def letters(reading: Any, asked: Any) -> float:
+    """A reward that hardly two readings share."""
+    return sum(len(step.reply.text) for step in reading.steps) / 100
+
+
+def by_key(reading: Any, asked: Any) -> float:
+    """Questions with an odd key teach nothing."""
+    return 1.0 if int(asked.sample.question[1:]) % 2 else letters(reading, asked)
+
+
+class Letters(Task):
+    """An answer scores by its length: those of an untrained model differ."""
+
+    def score(self, answer: str, sample: Sample) -> float:
+        return len(answer) / 10
+
+
+def asked(name: str, questions: int) -> list[Drawn]:
+    """A validation set."""
+    task = Letters(name=name, metric="em", make=TASK.make, unit=None)
+    return [replace(drawn((name, number)), task=task) for number in range(questions)]
 
 
 def trainer(model: Path, folder: Path, kind: type[Sampler] = Sampler, adapter: Path | None = None, **settings: Any) -> Trainer:

@@ -36,6 +36,8 @@ class Settled(Sampler):
     """What it writes follows from the prompt, and from how often that stood in the batch before: it is the same whoever else writes."""
 
     def complete_batch(self, prompts: Sequence[Any]) -> list[Any]:
+        if not self.temperature:
+            return super().complete_batch(prompts)
         seen: Counter[str] = Counter()
         replies = []
         for prompt in prompts:
@@ -54,7 +56,7 @@ def apart(number: int, share: float) -> Any:
 
 BOTH: dict[str, Any] = {"kind": Settled, "draw": apart, "steps": 2, "group": 2, "updates": 1, "learning_rate": 1e-4, "reward": letters}
 CASES: dict[str, dict[str, Any]] = {
-    "weights": BOTH | {"kl": 0.01, "evaluate_every": 1, "validation": {"one": asked("one", 1), "three": asked("three", 3)}},
+    "weights": BOTH | {"kl": 0.01, "evaluate_every": 2, "validation": {"one": asked("one", 1), "three": asked("three", 3)}},
     "adapter": BOTH | {"lora": Lora(rank=4, alpha=8), "overlong": 2, "scale": True},
     "one has nothing": BOTH | {"dynamic": True, "refills": 0, "reward": by_key},
 }
@@ -154,8 +156,7 @@ def test_both_processes_have_the_same_weights(made: Path) -> None:
 
 def test_a_process_without_questions_evaluates_with_the_others(made: Path) -> None:
     lines = read(made / "two weights" / "metrics.jsonl")
-    assert [line["step"] for line in lines] == [0, 1, 2]
-    assert all({"validation/one", "validation/three"} <= set(line) for line in lines)
+    assert [line["step"] for line in lines if {"validation/one", "validation/three"} <= set(line)] == [0, 2]
 
 
 def test_a_process_without_rollouts_waits_for_the_others(made: Path) -> None:

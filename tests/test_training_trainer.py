@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-from tiny_trainer import draw, drawn, echo, figures, model_of, trainer, weights  # noqa: E402
+from tiny_trainer import draw, drawn, echo, figures, model_of, reader_of, trainer, weights  # noqa: E402
 
 from memagent_integrations.backends import ScriptedBackend  # noqa: E402
 from memagent_integrations.errors import UsageError  # noqa: E402
@@ -139,7 +139,7 @@ def test_a_reader_without_a_sampler_cannot_be_trained(tmp_path: Path) -> None:
 
 def test_a_temperature_that_is_not_the_policys_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the settings say 0"):
-        trainer(model, tmp_path, temperature=0.5)
+        Trainer(reader_of(model), draw, Settings(temperature=0.5), tmp_path)
 
 
 def test_layers_that_are_not_there_cannot_be_adapted(model: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from memagent_integrations.training.trainer import Batch  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks transformers for it
 
-WAIT = 240
+WAIT = 120
 """Seconds after which processes that say nothing are given up."""
 
 

@@ -131,9 +131,9 @@ def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Shown]:
         yield PROMPTS.answer_messages(question=one.question, memory=memory), one.answers[0]
 
 
-def reader_of(folder: Path) -> Reader:
+def reader_of(folder: Path, kind: type[Sampler] = Sampler, **options: Any) -> Reader:
     """A reader with a model of `model_of`."""
-    return Reader(Sampler(folder, tokens=8192), prompts=PROMPTS, chunk_tokens=FACTS, memory_tokens=2, output_tokens=2, question_tokens=4)
+    return Reader(kind(folder, tokens=8192, **options), prompts=PROMPTS, chunk_tokens=FACTS, memory_tokens=2, output_tokens=2, question_tokens=4)
 
 
 def correct(reader: Reader, count: int, seed: object, length: int = 1) -> list[float]:

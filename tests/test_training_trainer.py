@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pickle
-import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from accelerate import Accelerator  # noqa: E402
-from carry_a_fact import drawn, model_of, reader_of  # noqa: E402
+from tiny_trainer import SMALL, draw, drawn, echo, figures, model_of, reader_of, trainer, weights  # noqa: E402
 
 from memagent_integrations.backends import ScriptedBackend  # noqa: E402
 from memagent_integrations.errors import BackendError, UsageError  # noqa: E402
@@ -30,48 +22,12 @@ from memagent_integrations.training.metrics import Sums, read  # noqa: E402
 from memagent_integrations.training.policy import named  # noqa: E402
 from memagent_integrations.training.sampler import Sampler  # noqa: E402
 from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
-from memagent_integrations.training.trainer import Batch, Trainer  # noqa: E402
-
-SMALL = {
-    "questions": 4,
-    "group": 4,
-    "updates": 2,
-    "learning_rate": 1e-3,
-    "warmup": 0,
-    "kl": 0.0,
-    "lora": None,
-    "evaluate_every": 0,
-    "readings_every": 0,
-}
+from memagent_integrations.training.trainer import Trainer  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_of(tmp_path_factory.mktemp("model"), 0)
-
-
-def draw(number: int, share: float) -> Any:
-    return drawn(("train", number))
-
-
-def echo(reading: Any, asked: Any) -> float:
-    """A reward that an untrained model gets sometimes: of its memories, how many are one sign."""
-    memories = [step.reply.text for step in reading.steps if step.phase == "memory"]
-    return sum(len(memory) == 1 for memory in memories) / len(memories)
-
-
-def trainer(model: Path, folder: Path, **settings: Any) -> Trainer:
-    more = {name: settings.pop(name) for name in ("validation", "reward", "draw") if name in settings}
-    return Trainer(reader_of(model), more.pop("draw", draw), Settings(**(SMALL | {"steps": 3} | settings)), folder, **({"reward": echo} | more))
-
-
-def figures(lines: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Metrics without what the clock says."""
-    return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
-
-
-def weights(found: Trainer) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in found.policy.model.parameters() if parameter.requires_grad])
 
 
 def test_a_batch_has_the_same_number_of_updates_however_long_the_documents_are(model: Path, tmp_path: Path) -> None:
@@ -167,59 +123,6 @@ def test_a_batch_that_teaches_nothing_changes_nothing(model: Path, tmp_path: Pat
     assert torch.equal(weights(found), before)
 
 
-def test_a_training_goes_on_where_it_was_as_if_nothing_had_happened(model: Path, tmp_path: Path) -> None:
-    whole = trainer(model, tmp_path / "whole", steps=5)
-    list(whole.train())
-    for _ in range(2):
-        interrupted = trainer(model, tmp_path / "parts", steps=5)
-        iterator = interrupted.train()
-        next(iterator)
-        next(iterator)
-    last = trainer(model, tmp_path / "parts", steps=5)
-    assert last.place.step == 4
-    list(last.train())
-    one, other = (figures(read(tmp_path / name / "metrics.jsonl")) for name in ("whole", "parts"))
-    assert len(one) == len(other) == 5
-    for mine, theirs in zip(one, other, strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-6)
-    assert torch.allclose(weights(whole), weights(last), atol=1e-6)
-
-
-def test_a_killed_training_goes_on(model: Path, tmp_path: Path) -> None:
-    """SIGKILL while the third batch is being made; what is there then gives the same curve as a training that was left alone."""
-    list(trainer(model, tmp_path / "whole", steps=4).train())
-    script = (
-        "import sys, pathlib; sys.path[:0] = [sys.argv[1]]; from test_training_trainer import trainer\n"
-        "for told in trainer(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), steps=4).train(): print(told['reward'], flush=True)"
-    )
-    command = [sys.executable, "-c", script, str(Path(__file__).parent), str(model), str(tmp_path / "killed")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}) as process:
-        assert process.stdout
-        process.stdout.readline()
-        process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-    list(trainer(model, tmp_path / "killed", steps=4).train())
-    one, other = (figures(read(tmp_path / name / "metrics.jsonl")) for name in ("whole", "killed"))
-    assert [line["step"] for line in other] == [1, 2, 3, 4]
-    for mine, theirs in zip(one, other, strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-6)
-
-
-def test_a_checkpoint_that_was_not_finished_is_not_gone_on_from(model: Path, tmp_path: Path) -> None:
-    list(trainer(model, tmp_path, steps=2).train())
-    checkpoints = tmp_path / "checkpoints"
-    (checkpoints / "step-000003.new").mkdir()
-    assert trainer(model, tmp_path, steps=2).place.step == 2
-    assert sorted(path.name for path in checkpoints.iterdir() if path.suffix != ".new") == ["step-000001", "step-000002"]
-
-
-def test_a_training_with_other_settings_is_not_gone_on_with(model: Path, tmp_path: Path) -> None:
-    list(trainer(model, tmp_path, steps=1).train())
-    with pytest.raises(UsageError, match=r"learning_rate: 0\.001, now 0\.01"):
-        trainer(model, tmp_path, learning_rate=0.01)
-    assert trainer(model, tmp_path, steps=7, save_every=3).place.step == 1
-
-
 def test_the_best_policy_is_kept(model: Path, tmp_path: Path) -> None:
     validation = {"near": [drawn(("v", number)) for number in range(8)]}
     found = trainer(model, tmp_path, steps=2, evaluate_every=1, validation=validation)
@@ -237,7 +140,7 @@ def test_a_reader_without_a_sampler_cannot_be_trained(tmp_path: Path) -> None:
 
 def test_a_temperature_that_is_not_the_policys_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the settings say 0"):
-        trainer(model, tmp_path, temperature=0.5)
+        Trainer(reader_of(model), draw, Settings(temperature=0.5), tmp_path)
 
 
 def test_layers_that_are_not_there_cannot_be_adapted(model: Path, tmp_path: Path) -> None:
@@ -274,43 +177,3 @@ def test_prompts_are_sampled_together_as_their_replies_fit(model: Path) -> None:
     prompts = [Prompt(index=0, phase="memory", messages=(Message(role="user", content="k0 " * 10),), max_tokens=40) for _ in range(5)]
     assert all(isinstance(reply, Sampled) for reply in sampler.complete_batch(prompts))
     assert max(widths) == 2
-
-
-def learned(model: Path, batch: Path, folder: Path, out: Path, accelerator: Any) -> None:
-    """The gradients of one update over the rollouts of a file, of which each process has those of its questions."""
-    found = Trainer(reader_of(model), draw, Settings(**(SMALL | {"updates": 1, "max_grad_norm": 1e9})), folder, accelerator=accelerator)
-    gradients: list[torch.Tensor] = []
-
-    def keep(*_: Any) -> None:
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in found.policy.model.parameters()]))
-
-    found.optimizer.register_step_pre_hook(keep)
-    pairs = [pair for pair in pickle.loads(batch.read_bytes()) if pair[0].group % accelerator.num_processes == accelerator.process_index]
-    found.learn(Batch(rollouts=[rollout for rollout, _ in pairs], advantages=[worth for _, worth in pairs]), Sums())
-    if accelerator.is_main_process:
-        torch.save(gradients, out)
-
-
-def test_two_processes_have_the_gradients_of_one(model: Path, tmp_path: Path) -> None:
-    made = trainer(model, tmp_path / "made").collect(Sums())
-    (tmp_path / "batch").write_bytes(pickle.dumps(list(zip(made.rollouts, made.advantages, strict=True))))
-    learned(model, tmp_path / "batch", tmp_path / "one", tmp_path / "one.pt", Accelerator(cpu=True))
-    script = (
-        "import sys, pathlib; sys.path[:0] = [sys.argv[1]]; from accelerate import Accelerator; from test_training_trainer import learned\n"
-        "learned(*map(pathlib.Path, sys.argv[2:]), Accelerator(cpu=True))"
-    )
-    places = [str(place) for place in (model, tmp_path / "batch", tmp_path / "two", tmp_path / "two.pt")]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(Path(__file__).parent), *places],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
-    [one], [two] = torch.load(tmp_path / "one.pt"), torch.load(tmp_path / "two.pt")
-    assert float((one - two).abs().max()) < 1e-5
-    assert float((one - two).norm() / one.norm()) < 1e-5

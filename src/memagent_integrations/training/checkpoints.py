@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from memagent_integrations.backends.chat import one_line
 from memagent_integrations.errors import UsageError, why
 from memagent_integrations.training.policy import named
 
@@ -57,12 +59,16 @@ class Checkpoints:
             shutil.rmtree(old)
 
     def start(self) -> dict[str, torch.Tensor]:
-        """The weights with which the training began; they are written when this is first called."""
+        """The weights with which the training began; they are written when this is first called.
+
+        Raises:
+            UsageError: they are those of another training, damaged, or cannot be written.
+        """
         if (self.folder / "start").is_dir():
             self._same(self.folder / "start")
         else:
             self._write(self.folder / "start", Place())
-        return load_file(self.folder / "start" / _WEIGHTS, device=str(self.model.device))
+        return {name: weight.to(self.model.device) for name, weight in _weights(self.model, self.folder / "start").items()}
 
     def keep_best(self, place: Place) -> None:
         """Write the weights that did best so far."""
@@ -72,30 +78,37 @@ class Checkpoints:
         """Load the last checkpoint; where the training is then. None: there is none.
 
         Raises:
-            UsageError: it is that of a training that was begun in another way.
+            UsageError: it is that of a training that was begun in another way, or damaged.
         """
+        best, before = self.folder / "best", self.folder / "best.old"
+        if not best.exists():  # a kill came while it was replaced
+            with suppress(FileNotFoundError):
+                before.replace(best)
         found = self._found()
         if not found:
             return None
         place = self._same(found[-1])
         load(self.model, found[-1])
-        states = torch.load(found[-1] / _LEARNER, map_location=self.model.device, weights_only=True)
-        for name, part in self.learner.items():
-            part.load_state_dict(states[name])
+        with _reading(found[-1] / _LEARNER) as file:
+            states = torch.load(file, map_location=self.model.device, weights_only=True)
+            for name, part in self.learner.items():
+                part.load_state_dict(states[name])
         return place
 
     def _same(self, checkpoint: Path) -> Place:
         """The place of a checkpoint, if it is one of this training.
 
         Raises:
-            UsageError: it is not.
+            UsageError: it is not, or cannot be read.
         """
-        kept = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
-        then, now = kept["begun"], json.loads(json.dumps(dict(self.begun)))
+        with _reading(checkpoint / _STATE) as file:
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            place, then = Place(**kept["place"] | {"positions": tuple(kept["place"]["positions"])}), dict(kept["begun"])
+        now = json.loads(json.dumps(dict(self.begun)))
         if other := [name for name in sorted({*then, *now} - {*_MAY_DIFFER}) if then.get(name) != now.get(name)]:
             told = "; ".join(f"{name}: {then.get(name)!r}, now {now.get(name)!r}" for name in other)
             raise UsageError(f"{str(self.folder)!r} holds a training with other settings ({told}); give another folder")
-        return Place(step=kept["place"]["step"], positions=tuple(kept["place"]["positions"]), best=kept["place"]["best"])
+        return place
 
     def _found(self) -> list[Path]:
         """The checkpoints that are whole, the last one last."""
@@ -113,10 +126,12 @@ class Checkpoints:
             for file in new.iterdir():
                 with file.open("rb+") as handle:
                     os.fsync(handle.fileno())
+            _sync(new)
             shutil.rmtree(old, ignore_errors=True)
             if target.exists():
                 target.replace(old)
             new.replace(target)
+            _sync(target.parent)
             shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
             raise UsageError(f"cannot write {str(target)!r}: {why(error)}") from error
@@ -126,12 +141,40 @@ def load(model: Any, checkpoint: str | Path) -> None:
     """Put the weights of a checkpoint, or of `best`, into a model that was made ready in the same way.
 
     Raises:
-        UsageError: there are none, or they are those of another model.
+        UsageError: there are none, or they are those of another model, which is left as it was.
     """
+    weights = _weights(model, Path(checkpoint))
+    with torch.no_grad():
+        for name, parameter in named(model).items():
+            parameter.copy_(weights[name])
+
+
+def _weights(model: Any, checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Those of a checkpoint, if they are a model's."""
+    with _reading(checkpoint / _WEIGHTS) as file:
+        weights = load_file(file)
+    kept, own = ({name: tuple(weight.shape) for name, weight in found.items()} for found in (weights, named(model)))
+    if other := sorted(name for name in {*kept, *own} if kept.get(name) != own.get(name)):
+        told = f"{other[0]} has the shape {kept.get(other[0])} there and {own.get(other[0])} here"
+        raise UsageError(f"{str(file)!r} holds no weights of this model: {told} (None: it is not there)")
+    return weights
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[Path]:
+    """Turn whatever a file of a checkpoint makes its reader raise into an error that names it."""
     try:
-        weights = load_file(Path(checkpoint) / _WEIGHTS)
-        with torch.no_grad():
-            for name, parameter in named(model).items():
-                parameter.copy_(weights[name])
-    except (OSError, KeyError, RuntimeError) as error:
-        raise UsageError(f"{str(checkpoint)!r} holds no weights of this model: {error}") from error
+        yield file
+    except Exception as error:  # json, pickle, zip, torch and safetensors have their own each
+        raise UsageError(f"cannot read {str(file)!r} ({one_line(error)}); remove {str(file.parent)!r} to go on without it") from error
+
+
+def _sync(folder: Path) -> None:
+    """Have the names in a folder on the disk, where a folder can be opened."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -34,10 +34,17 @@ class Rollout:
         return tuple(step.reply for step in self.reading.steps if isinstance(step.reply, Sampled))
 
 
-def roll_out(reader: Reader, asked: Sequence[Drawn], *, group: int, reward: Reward) -> tuple[list[Rollout], list[Reading]]:
+def roll_out(
+    reader: Reader, asked: Sequence[Drawn], *, group: int, reward: Reward, format_reward: float = 0.0
+) -> tuple[list[Rollout], list[Reading]]:
     """Every question read `group` times side by side, by the loop that reads; then the readings that failed.
 
+    An answer in the prescribed form gets `format_reward` beside its reward.
+
     A policy that writes nonsense has failed at its task: that is a rollout. A reading failed where a call did: it says nothing of the policy.
+
+    Raises:
+        UsageError: the reward is no number.
     """
     jobs, whose = [], []
     for number, drawn in enumerate(asked):
@@ -49,13 +56,21 @@ def roll_out(reader: Reader, asked: Sequence[Drawn], *, group: int, reward: Rewa
         if reading.error and (not reading.steps or reading.steps[-1].phase != "answer"):
             failed.append(reading)
         else:
-            rollouts.append(Rollout(group=number, reading=reading, reward=reward(reading, asked[number])))
+            worth = _number(reward(reading, asked[number])) + format_reward * in_form(reading)
+            rollouts.append(Rollout(group=number, reading=reading, reward=worth))
     return rollouts, failed
 
 
 def answer_reward(reading: Reading, drawn: Drawn) -> float:
     """The score of the answer by the metric of its task (`evaluation.scoring`), from 0.0 to 1.0."""
     return 0.0 if reading.answer is None else drawn.task.score(reading.answer, drawn.sample)
+
+
+def _number(worth: object) -> float:
+    try:
+        return float(worth)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"a reward has to be a number, not {worth!r}") from error
 
 
 def in_form(reading: Reading) -> bool:
@@ -82,7 +97,7 @@ def load_reward(name: str) -> Reward:
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UsageError(f"the reward {name!r} has to be package.module:function ({error})") from error
     if not callable(found):
         raise UsageError(f"the reward {name!r} is no function")

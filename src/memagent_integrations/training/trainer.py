@@ -24,7 +24,6 @@ from memagent_integrations.backends.base import digest
 from memagent_integrations.backends.transformers import freed, out_of_memory
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError
 from memagent_integrations.reader import Reader
-from memagent_integrations.records import Reading
 from memagent_integrations.training import metrics
 from memagent_integrations.training.batches import deal
 from memagent_integrations.training.checkpoints import Checkpoints, Place
@@ -34,7 +33,7 @@ from memagent_integrations.training.learning import Rows, backward
 from memagent_integrations.training.metrics import Sums
 from memagent_integrations.training.mixture import Drawn
 from memagent_integrations.training.policy import learning, named, start, swapped
-from memagent_integrations.training.rollouts import Reward, Rollout, answer_reward, in_form, roll_out
+from memagent_integrations.training.rollouts import Reward, Rollout, answer_reward, roll_out
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
 
@@ -163,7 +162,7 @@ class Trainer:
         while groups < wanted and rounds:
             rounds -= 1
             asked = [self._next() for _ in range(wanted - groups)]
-            rollouts, failed = roll_out(self.reader, asked, group=settings.group, reward=self._reward)
+            rollouts, failed = roll_out(self.reader, asked, group=settings.group, reward=self.reward, format_reward=settings.format_reward)
             errors += [reading.error for reading in failed if reading.error]
             kept, worth = compared(rollouts, settings, sums) if rollouts else ([], [])
             groups += len({rollout.group for rollout in kept})
@@ -218,10 +217,6 @@ class Trainer:
         number = self._drawn * processes + index
         self._drawn += 1
         return self.draw(number, self.place.step / self.settings.steps)
-
-    def _reward(self, reading: Reading, drawn: Drawn) -> float:
-        form = self.settings.format_reward * in_form(reading) if self.settings.format_reward else 0.0
-        return self.reward(reading, drawn) + form
 
     def _rows(self, batch: Batch) -> Rows:
         """A row for each conversation; those of advantage 0 count as tokens, and in the divergence from the start."""

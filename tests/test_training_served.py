@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from accelerate import Accelerator  # noqa: E402
 from carry_a_fact import PROMPTS, drawn, model_of  # noqa: E402
 from contract import ask  # noqa: E402
 from loopback import Loopback, Request, Response  # noqa: E402
@@ -208,6 +213,33 @@ def test_a_training_learns_from_what_a_server_writes(model: Path, loopback: Loop
     assert {body["temperature"] for body in bodies if body["model"] in (asked[0], asked[-1]) and "allowed_token_ids" not in body} == {0.0}
 
 
+def one_batch(model: str, url: str, folder: str) -> None:
+    """What each of several processes does."""
+    with ServedSampler(model, base_url=url, device="cpu") as policy:
+        told = Trainer(reader(policy), draw, Settings(**SMALL), folder, reward=echo, accelerator=Accelerator(cpu=True)).batch()
+        assert told["failed"] == 0
+        assert told["gap"] < 1e-4
+
+
+def test_one_of_two_processes_publishes_and_both_ask_for_it(model: Path, loopback: Loopback, tmp_path: Path) -> None:
+    script = "import sys; sys.path[:0] = [sys.argv[1]]; from test_training_served import one_batch; one_batch(*sys.argv[2:])"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(Path(__file__).parent), str(model), f"{loopback.url}/v1", str(tmp_path)],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
+    [published] = loopback.bodies("/v1/load_lora_adapter")
+    asked = [body["model"] for body in loopback.bodies("/v1/completions")]
+    assert set(asked) == {published["lora_name"]}
+    assert len(asked) == 1 + SMALL["questions"] * SMALL["group"] * 6, "the check, and six conversations a rollout"
+
+
 @pytest.mark.parametrize(
     ("status", "said", "advice"),
     [
@@ -343,8 +375,6 @@ def test_a_recipe_names_its_server(model: Path, loopback: Loopback, tmp_path: Pa
 
 def test_prompts_travel_side_by_side(policy: ServedSampler, server: Server) -> None:
     """Each call is answered when all of them are there."""
-    from threading import Barrier
-
     adapted(policy).publish()
     together, given = Barrier(8, timeout=60), server._completions
 

@@ -1,4 +1,4 @@
-"""Rollouts from a real vLLM server whose adapter is swapped: what it writes and with which probabilities, beside transformers with the same weights."""
+"""Rollouts from a real vLLM server whose adapter is swapped, beside what transformers computes with the same weights."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:Futu
 TEMPERATURE = 0.7  # at 1.0 the probabilities before and after temperature are the same
 SMALL: dict[str, Any] = {
     "steps": 2,
-    "questions": 2,
-    "group": 3,
+    "questions": 1,
+    "group": 2,
     "updates": 1,
     "learning_rate": 1e-3,
     "warmup": 0,
@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
     "lora": Lora(rank=8, alpha=16),
 }
 SHARED = "The harbour master noted the tide and the wind in his book every morning before the boats went out. " * 6
-PROMPTS = [ask(SHARED + question, 24) for question in ("What did he note?", "Who noted it?", "When did he do it?", "Where did he write it?")]
+PROMPTS = [ask(SHARED + question, 8) for question in ("What did he note?", "Who noted it?", "When did he do it?")]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def adapt(policy: Sampler, seed: int) -> None:
                 weights.copy_(torch.randn(weights.shape, generator=random) * 0.06)
 
 
-def test_every_version_writes_with_its_own_weights(policy: ServedSampler, record_property: Any) -> None:
+def test_every_version_writes_with_its_own_weights(policy: ServedSampler) -> None:
     """The same prompts each time: nothing of them may come from a cache that an earlier version filled."""
     texts, cached, gaps = [], [], []
     for seed in (1, 2, 1):
@@ -83,23 +83,22 @@ def test_every_version_writes_with_its_own_weights(policy: ServedSampler, record
             here = Sampler.complete_batch(policy, PROMPTS)
         assert [reply.output_ids for reply in likeliest] == [reply.output_ids for reply in here]  # type: ignore[union-attr]
         texts.append([reply.text for reply in likeliest])  # type: ignore[union-attr]
-        said: list[Any] = policy.complete_batch(PROMPTS * 2)
+        said: list[Any] = policy.complete_batch(PROMPTS)
         assert all(len(reply.output_ids) == len(reply.logprobs) for reply in said)
         told = torch.cat(scores(policy.model, said, deal(said, 1, share=True, seed=0)[0], temperature=TEMPERATURE, tokens=4096))
         sampled = torch.cat([torch.tensor(reply.logprobs) for reply in said])
         gaps.append(float((told - sampled).abs().max()))
         cached.append(said[0].usage.cached_tokens)
-    record_property("largest difference of log-probabilities", gaps)
-    print("largest differences of log-probabilities", gaps, "cached tokens", cached)
-    assert max(gaps) < 0.05
+    assert max(gaps) < 1e-3
     assert texts[0] == texts[2] != texts[1]
     assert all(cached), "within a version the cache of prefixes is at work"
 
 
 def test_the_end_of_the_text_is_among_the_tokens(policy: ServedSampler) -> None:
-    policy.model.load_state_dict(
-        {name: torch.zeros_like(value) for name, value in policy.model.state_dict().items() if "lora_" in name}, strict=False
-    )
+    with torch.no_grad():
+        for name, weights in policy.model.named_parameters():
+            if "lora_B" in name:
+                weights.zero_()  # the model as it was before
     policy.publish()
     with policy.greedy():
         reply = policy.complete(ask("Say the word yes.", 60))
@@ -112,24 +111,26 @@ def test_a_training_on_what_the_server_writes(policy: ServedSampler, tmp_path: P
     task = Task(name="length", metric="em", make=lambda length, seed, number, counted: sample(number), unit=None)
 
     def sample(number: int) -> Sample:
-        return Sample(id=f"{number}", question="What was noted?", answers=("tide",), document=lambda: iter([f"{number}. {SHARED}"]))
+        return Sample(id=f"{number}", question="What was noted?", answers=("tide",), document=lambda: iter([f"{number}. {SHARED[:200]}"]))
 
     def draw(number: int, share: float) -> Drawn:
         return Drawn(task=task, length=0, sample=sample(number))
 
     numbers = count()
-    reader = Reader(policy, chunk_tokens=80, memory_tokens=16, output_tokens=16)
-    trainer = Trainer(reader, draw, Settings(**SMALL), tmp_path, reward=lambda reading, asked: float(next(numbers) % 3))
+    reader = Reader(policy, chunk_tokens=80, memory_tokens=8, output_tokens=8)
+    trainer = Trainer(reader, draw, Settings(**SMALL), tmp_path, reward=lambda reading, asked: float(next(numbers) % 2))
     told = list(trainer.train())
-    print("gap", [line["gap"] for line in told])
-    assert all(line["failed"] == 0 and 0 < line["gap"] < 0.01 for line in told)
-    assert all(line["updates"] == 1 and line["gradient_norm"] > 0 for line in told)
+    assert [line["failed"] for line in told] == [0, 0]
+    assert all(0 < line["gap"] < 1e-3 for line in told), told
+    assert all(line["gradient_norm"] > 0 for line in told), told
+    assert policy.published
+    assert policy.published.endswith("6"), "three for the first test, one for the second, and one for each batch"
 
 
 def test_what_the_server_cannot_take_is_told(policy: ServedSampler, url: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ServedSampler(model, base_url=url, temperature=TEMPERATURE, device="cpu") as larger:
         start(larger, Settings(**(SMALL | {"lora": Lora(rank=12, alpha=16)})))
-        with pytest.raises(UsageError, match="rank 12; start it so: .*--max-lora-rank 16"):
+        with pytest.raises(UsageError, match=r"rank 12; start it so: .*--max-lora-rank 16"):
             larger.publish()
     load = policy._server.load
     monkeypatch.setattr(policy._server, "load", lambda name, path, rank: (shutil.rmtree(path), load(name, path, rank=rank)))

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -184,7 +184,9 @@ class _Server(OpenAIBackend):
         try:
             self._ask("load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, seconds=_LOADING)
         except BackendError as error:
-            raise self._refused(error, path, rank) from error
+            if refused := self._refused(error, path, rank):
+                raise refused from error
+            raise
 
     def unload(self, name: str) -> None:
         """Forget an adapter."""
@@ -207,8 +209,8 @@ class _Server(OpenAIBackend):
             raise BackendError(f"{self.address} answered to another prompt, or with a probability for some of the tokens alone")
         return choice, completion.cached
 
-    def _refused(self, error: BackendError, path: Path, rank: int) -> MemAgentError:
-        """Why an adapter was not loaded, and what to do."""
+    def _refused(self, error: BackendError, path: Path, rank: int) -> UsageError | None:
+        """How the server has to be started, where that is why it does not load an adapter."""
         said, status = str(error), getattr(error.__context__, "status_code", None)
         start = _START.format(rank=max(8, 1 << (rank - 1).bit_length()))
         if "No adapter found" in said:
@@ -218,7 +220,7 @@ class _Server(OpenAIBackend):
             return UsageError(f"{self.address} takes no adapter of rank {rank}; start it so: {start}")
         if status == 404 or "LoRA is not enabled" in said:
             return UsageError(f"{self.address} loads no adapters while it runs; start it so: {start}")
-        return error
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,15 +247,25 @@ class _Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Details:
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Usage:
+    prompt_tokens_details: _Details | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Completion:
     choices: list[_Choice]
-    usage: Mapping[str, Any] | None = None
+    usage: _Usage
 
     @property
     def cached(self) -> int:
         """Tokens of the prompt that were not computed; known where the server has --enable-prompt-tokens-details."""
-        details = (self.usage or {}).get("prompt_tokens_details") or {}
-        return int(details.get("cached_tokens") or 0)
+        details = self.usage.prompt_tokens_details
+        return details.cached_tokens or 0 if details else 0
 
 
 _MODELS, _COMPLETION = TypeAdapter(_Models), TypeAdapter(_Completion)

@@ -82,7 +82,7 @@ class Server:
         if allowed := body.get("allowed_token_ids"):
             return completion(body["prompt"], allowed, [0.0])
         writer = self.adapters[body["model"]]
-        writer._temperature = body["temperature"]
+        writer.temperature = body["temperature"]
         [said] = writer._replies([body["prompt"]], [body["max_tokens"]], 0)
         assert not isinstance(said, MemAgentError), said
         return completion(body["prompt"], list(said.output_ids), list(said.logprobs), said.finish_reason)  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ def test_each_version_writes_under_a_name_of_its_own(model: Path, loopback: Loop
             with here.greedy():
                 assert [reply.output_ids for reply in replies] == [reply.output_ids for reply in here.complete_batch(prompts)]  # type: ignore[union-attr]
             said = [policy.complete(prompt) for prompt in prompts]
-            told = scores(policy.model, said, deal(said, 1, share=True, seed=0)[0], temperature=1.0, tokens=4096)
+            told = scores(policy.model, said, deal(said, 1, share=True)[0], temperature=1.0, tokens=4096)
             assert torch.cat(told).tolist() == pytest.approx([value for one in said for value in one.logprobs], abs=1e-4)
             texts.append([reply.text for reply in replies])  # type: ignore[union-attr]
     assert texts[0] != texts[1]
@@ -245,7 +245,7 @@ def test_one_of_two_processes_publishes_and_both_ask_for_it(model: Path, loopbac
     [
         (404, "Loading lora x failed: No adapter found for <path>", "does not see .*`folder` has to be one that both see"),
         (500, "Worker failed with error 'LoRA rank 4 is greater than max_lora_rank 2.'", "rank 4; start it so: .*--max-lora-rank 8"),
-        (500, "Worker failed with error 'LoRA is not enabled. Use --enable-lora to enable LoRA.'", "start it so: .*vllm serve MODEL --enable-lora"),
+        (500, "Worker failed with error 'LoRA is not enabled. Use --enable-lora to enable LoRA.'", "start it so: .*--model MODEL --enable-lora"),
         (404, "Not Found", "start it so: VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
     ],
 )
@@ -363,7 +363,7 @@ def test_a_folder_that_cannot_be_written(model: Path, loopback: Loopback, tmp_pa
 
 def test_a_recipe_names_its_server(model: Path, loopback: Loopback, tmp_path: Path) -> None:
     table = f'[server]\nbase_url = "{loopback.url}/v1"\nconcurrency = 3\n'
-    (tmp_path / "recipe.toml").write_text(f'model = "transformers:{model}"\nmixture = "mixture.toml"\ndevice = "cpu"\n{table}')
+    (tmp_path / "recipe.toml").write_text(f'model = "transformers:{model}"\nmixture = "mixture.toml"\ncpu = true\n{table}')
     with Recipe.load(tmp_path / "recipe.toml").reader() as reader:
         assert isinstance(reader.backend, ServedSampler)
         assert (reader.backend.concurrency, reader.backend.temperature, reader.backend.window) == (3, 1.0, WINDOW)

@@ -28,7 +28,10 @@ from memagent_integrations.training.sampler import Sampler
 _ALL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """No token is left out or held down, whatever the model's own settings for generation say."""
 _LOADING = 120.0  # seconds that the server may take to load an adapter
-_START = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve MODEL --enable-lora --max-lora-rank {rank} --logprobs-mode processed_logprobs"
+_START = (
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True python -m vllm.entrypoints.openai.api_server --model MODEL"
+    " --enable-lora --max-lora-rank {rank} --logprobs-mode processed_logprobs"
+)
 
 
 class ServedSampler(Sampler):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -262,7 +262,7 @@ class _Usage:
 @dataclass(frozen=True, kw_only=True)
 class _Completion:
     choices: list[_Choice]
-    usage: _Usage
+    usage: _Usage = field(default_factory=_Usage)
 
     @property
     def cached(self) -> int:

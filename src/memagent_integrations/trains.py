@@ -86,7 +86,7 @@ def make_data(
 @train_app.command("sft", short_help="Warm a policy up on constructed readings.")
 def warm_up(recipe: _Recipe, output: _Policy, data: options.DataDir = None, quiet: options.Quiet = False) -> None:
     """Show a model constructed readings of the recipe's mixture, and write it as a policy to go on from (`adapter` in the recipe)."""
-    told = replace(training.part("recipe").Recipe.load(recipe), adapter=None)
+    told = replace(training.part("recipe").Recipe.load(recipe), adapter=None, server=None)
     if output.exists():
         raise UsageError(f"{str(output)!r} is there already; name another folder")
     with _steps("warm start", None, quiet=quiet) as advance, told.reader() as reader:

@@ -240,8 +240,20 @@ class OpenAIBackend(Backend):
             **self._options,
         }
         if prompt.deadline:
-            request["timeout"] = max(min(self._timeout, _left(prompt)), 0.001)
+            request["timeout"] = self._seconds(prompt)
         return request | {"stream": True, "stream_options": {"include_usage": True}} if stream else request
+
+    def _seconds(self, prompt: Prompt) -> float:
+        """That a call may take."""
+        return max(min(self._timeout, _left(prompt)), 0.001)
+
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None, *, seconds: float | None = None) -> Any:
+        """What the endpoint says to something that is no chat, in a JSON value or a text; without a body it is a GET."""
+        options: Any = {"timeout": seconds or self._timeout}
+        with self._call():
+            if body is None:
+                return self._client.get(path, cast_to=object, options=options)
+            return self._client.post(path, body=body, cast_to=object, options=options)
 
     def _counting(self) -> tuple[Counter, int | None]:
         with self._counting_lock:
@@ -269,8 +281,7 @@ class OpenAIBackend(Backend):
         url = str(self._client.base_url).rstrip("/").removesuffix("/v1") + "/tokenize"
         text = neutralise(text)
         body = {"model": self.model, "prompt": text, "content": text, "add_special_tokens": False}
-        with self._call():
-            answer = self._client.post(url, body=body, cast_to=object, options={"timeout": min(self._timeout, _COUNTING)})
+        answer = self._ask(url, body, seconds=min(self._timeout, _COUNTING))
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or not isinstance(tokens, list):
             raise BackendError(f"{self._address} did not answer /tokenize with tokens")

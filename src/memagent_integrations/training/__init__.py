@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from memagent_integrations.training.mixture import Drawn, Mixture
     from memagent_integrations.training.recipe import Recipe
     from memagent_integrations.training.sampler import Sampler
+    from memagent_integrations.training.served import ServedSampler
     from memagent_integrations.training.settings import Lora, Settings
     from memagent_integrations.training.trainer import Trainer
     from memagent_integrations.training.warmstart import warm_start
 
-__all__ = ["Clip", "Drawn", "Lora", "Mixture", "Recipe", "Sampler", "Settings", "Trainer", "warm_start"]
+__all__ = ["Clip", "Drawn", "Lora", "Mixture", "Recipe", "Sampler", "ServedSampler", "Settings", "Trainer", "warm_start"]
 
 _HOMES = {
     "Clip": "losses",
@@ -25,6 +26,7 @@ _HOMES = {
     "Mixture": "mixture",
     "Recipe": "recipe",
     "Sampler": "sampler",
+    "ServedSampler": "served",
     "Settings": "settings",
     "Trainer": "trainer",
     "warm_start": "warmstart",

@@ -27,6 +27,7 @@ from memagent_integrations.training.mixture import Drawn, Mixture
 from memagent_integrations.training.policy import start
 from memagent_integrations.training.rollouts import answer_reward, load_reward
 from memagent_integrations.training.sampler import Sampler
+from memagent_integrations.training.served import ServedSampler
 from memagent_integrations.training.settings import Settings
 from memagent_integrations.training.traces import examples
 from memagent_integrations.training.trainer import Trainer
@@ -66,6 +67,18 @@ class WarmStart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Server:
+    """A vLLM server that writes the rollouts, as of `ServedSampler`. Its key is in OPENAI_API_KEY, if it wants one."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+    base_url: str
+    folder: str | None = None
+    concurrency: int = 64
+    timeout: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A training.
 
@@ -83,6 +96,7 @@ class Recipe:
         reward: a function "package.module:name" of a reading and a `Drawn`, in place of the task's metric.
         trackers: of accelerate ("tensorboard", "wandb", "trackio", ...), which are sent the metrics too.
         rollout_tokens: most tokens that are sampled together, prompts and replies; by default as of `Sampler`.
+        server: a vLLM server that writes the rollouts, in place of this process.
         cpu: train on the CPU, even where there is a GPU.
         dtype: "bfloat16", "float32"; by default bfloat16 where an adapter learns on a GPU, and float32 elsewhere.
 
@@ -105,6 +119,7 @@ class Recipe:
     reward: str | None = None
     trackers: tuple[str, ...] = ()
     rollout_tokens: int | None = None
+    server: Server | None = None
     cpu: bool = False
     dtype: str | None = None
 
@@ -134,14 +149,14 @@ class Recipe:
             name = self.model.removeprefix(_TRANSFORMERS)
         else:
             raise UsageError(f"a model that is trained is transformers:NAME or one of {', '.join(models.EMBEDDED)}, not {self.model!r}")
-        sampler = Sampler(
-            name,
-            adapter=self.adapter,
-            temperature=self.training.temperature,
-            tokens=self.rollout_tokens,
-            device=str(PartialState(cpu=self.cpu).device),
-            dtype=self.dtype or (None if self.training.lora or self.adapter else "float32"),
-        )
+        options: dict[str, Any] = {
+            "adapter": self.adapter,
+            "temperature": self.training.temperature,
+            "tokens": self.rollout_tokens,
+            "device": str(PartialState(cpu=self.cpu).device),
+            "dtype": self.dtype or (None if self.training.lora or self.adapter else "float32"),
+        }
+        sampler = ServedSampler(name, **asdict(self.server), **options) if self.server else Sampler(name, **options)
         return Reader(sampler, prompts=self.prompts, **asdict(self.budgets))
 
     def trainer(self, folder: str | Path, data: Data, accelerator: Accelerator | None = None) -> Trainer:

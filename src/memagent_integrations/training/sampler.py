@@ -36,6 +36,9 @@ class Sampler(TransformersBackend):
         as `TransformersBackend`.
     """
 
+    published: str | None = None
+    """The name under which a server has the weights; None: this process alone has them."""
+
     def __init__(
         self,
         model: str | Path,
@@ -62,6 +65,10 @@ class Sampler(TransformersBackend):
             yield
         finally:
             self.temperature = temperature
+
+    def publish(self) -> str | None:
+        """The name under which the weights of now are served, where replies are written elsewhere; here they are not."""
+        return None
 
     def shown(self, messages: tuple[Message, ...], reply: str) -> Sampled:
         """A reply that the policy did not write, as it would have written it.

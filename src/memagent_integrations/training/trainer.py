@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -142,6 +143,7 @@ class Trainer:
         """One batch: read, reward, compare, learn."""
         torch.manual_seed(random.Random(f"{self.settings.seed}/{self.place.step}/{self.accelerator.process_index}").getrandbits(63))
         sums, began = Sums(), time.perf_counter()
+        self._publish()
         batch = self.collect(sums)
         self._show(batch)
         read = time.perf_counter()
@@ -198,6 +200,7 @@ class Trainer:
         """The mean score of greedy readings, by the name of the validation set; "validation" is the mean of these, and the best is kept."""
         index, processes = self.accelerator.process_index, self.accelerator.num_processes
         sums = Sums()
+        self._publish()
         with self.policy.greedy():
             for name, questions in self.validation.items():
                 own = questions[index::processes]
@@ -291,6 +294,11 @@ class Trainer:
         if self.accelerator.is_main_process:
             write()
         self.accelerator.wait_for_everyone()
+
+    def _publish(self) -> None:
+        """Have replies written with the weights of now. Where a server does that, one process tells it, and the others which name they have there."""
+        names = [self.policy.publish() if self.accelerator.is_main_process else None]
+        [self.policy.published] = broadcast_object_list(names)
 
     def _record(self, line: Mapping[str, float]) -> None:
         if self.accelerator.is_main_process:

@@ -52,9 +52,10 @@ SETTINGS: dict[str, Any] = {
     "warmup": 5,
     "weight_decay": 0.0,
     "kl": 0.0,
-    "lora": None,
+    "rescore": False,
+    "evaluate_every": 25,
+    "readings_every": 0,
 }
-SETTINGS |= {"rescore": False, "evaluate_every": 25, "readings_every": 0}
 PROMPTS = PromptSet(
     update="question {question} section {section} memory {memory} new", answer="question {question} memory {memory} answer", empty_memory="none"
 )
@@ -161,10 +162,12 @@ def better(one: Sequence[float], other: Sequence[float], rounds: int = 10_000) -
     return sum(sum(dice.choices(gains, k=len(gains))) <= 0 for _ in range(rounds)) / rounds
 
 
-def train(folder: Path, start: Path, kind: type[Trainer], steps: int, seed: int, told: Callable[[str], None] = print) -> tuple[Reader, list[float]]:
+def train(
+    folder: Path, start: Path, kind: type[Trainer], steps: int, seed: int, schedule: str, told: Callable[[str], None] = print
+) -> tuple[Reader, list[float]]:
     """The reader of `start` after so many batches, and the mean reward of each."""
     reader = reader_of(start)
-    settings = Settings(**SETTINGS, steps=steps, seed=seed, save_every=steps)
+    settings = Settings(**SETTINGS, steps=steps, seed=seed, schedule=schedule, save_every=steps)
     validation = {"carry": [drawn(("validation", seed, number)) for number in range(64)]}
     trainer = kind(reader, lambda number, share: drawn(("train", seed, number)), settings, folder, validation=validation)
     rewards = []
@@ -184,7 +187,9 @@ def warmed(folder: Path, readings: int, seed: int) -> Path:
     return folder
 
 
-def experiment(folder: Path, seed: int, *, steps: int, control: int, held: int, long: int, readings: int = 1500) -> dict[str, Any]:
+def experiment(
+    folder: Path, seed: int, *, steps: int, control: int, held: int, long: int, readings: int = 1500, schedule: str = "constant_with_warmup"
+) -> dict[str, Any]:
     """Share of right answers after the warm start, after the training, and after that of the control; `long` of them about 64 times the length."""
     torch.set_num_threads(1)  # the fastest for a model of this size
     begun = time.perf_counter()
@@ -193,7 +198,7 @@ def experiment(folder: Path, seed: int, *, steps: int, control: int, held: int, 
     told: dict[str, Any] = {"seed": seed, "warm start": mean(before), "warm start seconds": time.perf_counter() - begun}
     for kind, batches in ((Trainer, steps), (Control, control)):
         began = time.perf_counter()
-        reader, rewards = train(folder / kind.__name__, start, kind, batches, seed)
+        reader, rewards = train(folder / kind.__name__, start, kind, batches, seed, schedule)
         seconds, last = time.perf_counter() - began, correct(reader, held, seed)
         load(reader.backend.model, folder / kind.__name__ / "best")
         after = correct(reader, held, seed)
@@ -224,6 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="batches of rollouts")
     parser.add_argument("--control", type=int, default=100, help="batches of the control")
+    parser.add_argument("--schedule", default="linear", help="of the learning rate")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--held", type=int, default=256, help="held-out questions")
     parser.add_argument("--long", type=int, default=128, help="held-out questions of 64 times the length")
@@ -232,7 +238,8 @@ def main() -> None:
     results = []
     for seed in range(told.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            results.append(experiment(Path(folder), seed, steps=told.steps, control=told.control, held=told.held, long=told.long))
+            sizes = {"steps": told.steps, "control": told.control, "held": told.held, "long": told.long}
+            results.append(experiment(Path(folder), seed, **sizes, schedule=told.schedule))
         print(json.dumps({name: value for name, value in results[-1].items() if not name.endswith("rewards")}, indent=1), flush=True)
     if told.output:
         told.output.write_text(json.dumps({"command": sys.argv[1:], "results": results}, indent=1) + "\n", encoding="utf-8")

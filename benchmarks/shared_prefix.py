@@ -28,27 +28,7 @@ from memagent_integrations.training.prefixes import Bundle, bundles, whole
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Lora, Settings
 
-WORDS = [
-    "the",
-    "of",
-    "a",
-    "house",
-    "river",
-    "letter",
-    "morning",
-    "captain",
-    "road",
-    "stone",
-    "evening",
-    "window",
-    "answered",
-    "walked",
-    "carried",
-    "under",
-    "between",
-    "seven",
-    "green",
-]
+WORDS = "the of a house river letter morning captain road stone evening window answered walked carried under between seven green"
 
 
 def text(tokens: int, seed: object, policy: Sampler) -> str:
@@ -56,7 +36,7 @@ def text(tokens: int, seed: object, policy: Sampler) -> str:
     drawn = random.Random(str(seed))
     words: list[str] = []
     while policy.count(" ".join(words)) < tokens:
-        words += [drawn.choice(WORDS) for _ in range(8)]
+        words += [drawn.choice(WORDS.split()) for _ in range(8)]
     return " ".join(words)
 
 

@@ -272,7 +272,7 @@ def test_the_adapter_of_a_warm_start_goes_on_and_the_divergence_is_from_there(mo
             assert torch.equal(parameter, base[name.removeprefix("base_model.model.").replace(".base_layer", "")])
 
 
-@pytest.mark.parametrize("value", [None, "much"])
+@pytest.mark.parametrize("value", [None, "much", float("nan"), float("-inf")])
 def test_a_reward_that_is_no_number_is_told(model: Path, tmp_path: Path, value: object) -> None:
-    with pytest.raises(UsageError, match=f"a reward has to be a number, not {value!r}"):
+    with pytest.raises(UsageError, match=f"a reward has to be a finite number, not {value!r}"):
         list(trainer(model, tmp_path, steps=1, reward=lambda *_: value).train())

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from memagent_integrations.errors import UsageError  # noqa: E402
 from memagent_integrations.training.advantages import advantages, informative, overlong  # noqa: E402
-from memagent_integrations.training.losses import Clip, correction, kl, policy_loss  # noqa: E402
+from memagent_integrations.training.losses import Clip, correction, kl, policy_loss, token_loss  # noqa: E402
 from memagent_integrations.training.settings import Settings  # noqa: E402
 
 
@@ -43,7 +43,7 @@ def test_a_group_is_informative_when_its_rewards_differ() -> None:
 
 
 def test_long_replies_lose_reward_in_a_straight_line() -> None:
-    assert overlong(of(10, 80, 90, 100, 120), limit=100, buffer=20).tolist() == pytest.approx([0, 0, -0.5, -1, -1])
+    assert overlong(of(10, 80, 90, 100, 120), of(100), of(20)).tolist() == pytest.approx([0, 0, -0.5, -1, -1])
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,9 @@ def test_loss_and_gradients_are_those_of_a_plain_implementation_on_ragged_groups
     flat = [rollout for group in rollouts for rollout in group]
     tokens = [(one, number) for number, rollout in enumerate(flat) for conversation in rollout for one in conversation]
     new = torch.stack([one[0] for one, _ in tokens])
-    loss, _ = policy_loss(new, of(*(one[1] for one, _ in tokens)), worth[torch.tensor([number for _, number in tokens])], clip)
-    found = (loss + beta * kl(new, of(*(one[2] for one, _ in tokens)))).sum() / len(tokens)
+    old, reference = (of(*(one[place] for one, _ in tokens)) for place in (1, 2))
+    loss, _ = token_loss(new, old, worth[torch.tensor([number for _, number in tokens])], clip, reference=reference, beta=beta)
+    found = loss.sum() / len(tokens)
     assert abs((found - expected).item()) < 1e-9
     for mine, theirs in zip(torch.autograd.grad(found, leaves), wanted, strict=True):
         assert abs(float(mine - theirs)) < 1e-9

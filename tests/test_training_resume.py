@@ -202,7 +202,7 @@ def write(folder: Path) -> None:
     """The weights of a start, of three checkpoints, and three times of the best."""
     model = linear()
     fill(model, 0)
-    checkpoints = Checkpoints(folder=folder, begun={}, model=model)
+    checkpoints = Checkpoints(folder=folder, fingerprint={}, model=model)
     checkpoints.start()
     for step in (1, 2, 3):
         fill(model, step)
@@ -216,7 +216,7 @@ def test_a_kill_between_any_two_renames_leaves_everything_whole(tmp_path: Path) 
         folder, done = tmp_path / str(number), order[: number - 1]
         assert ran_through(number, write, folder) is (number > len(order))
         model = linear()
-        checkpoints = Checkpoints(folder=folder, begun={}, model=model)
+        checkpoints = Checkpoints(folder=folder, fingerprint={}, model=model)
         place = checkpoints.resume()
         assert (place.step if place else 0) == done.count("step")
         assert not place or filled(model) == place.step

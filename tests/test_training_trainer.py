@@ -107,20 +107,40 @@ def test_groups_that_teach_nothing_are_replaced(model: Path, tmp_path: Path) -> 
     assert all(int(rollout.reading.question[1:]) % 2 for rollout in batch.rollouts)
 
 
-def test_a_reward_that_is_no_number_spoils_no_weights(model: Path, tmp_path: Path) -> None:
-    found = trainer(model, tmp_path, steps=1, reward=lambda *_: float("nan"))
+def test_a_gradient_that_is_no_number_spoils_no_weights(model: Path, tmp_path: Path) -> None:
+    found = trainer(model, tmp_path, steps=1, reward=lambda *read: 1e39 * echo(*read))  # more than a float32 holds
     before = weights(found)
     with pytest.raises(UsageError, match="the gradient of batch 1 is nan"):
         list(found.train())
     assert torch.equal(weights(found), before)
 
 
-def test_a_batch_that_teaches_nothing_changes_nothing(model: Path, tmp_path: Path) -> None:
-    found = trainer(model, tmp_path, steps=1, reward=lambda *_: 1.0, weight_decay=0.0)
+@pytest.mark.parametrize("scale", [False, True])
+def test_a_batch_that_teaches_nothing_changes_nothing(model: Path, tmp_path: Path, scale: bool) -> None:
+    found = trainer(model, tmp_path, steps=1, reward=lambda *_: 0.7, weight_decay=0.0, group=8, scale=scale)
     before = weights(found)
     [told] = list(found.train())
     assert told["collapsed"] == 1
     assert torch.equal(weights(found), before)
+
+
+def test_an_evaluation_in_which_calls_failed_is_no_measure(model: Path, tmp_path: Path) -> None:
+    class Broken(Sampler):
+        def complete_batch(self, prompts: Any) -> Any:
+            return super().complete_batch(prompts) if self.temperature else [BackendError("down") for _ in prompts]
+
+    validation = {"near": [drawn(("v", number)) for number in range(2)]}
+    [told] = list(trainer(model, tmp_path, kind=Broken, steps=1, evaluate_every=1, validation=validation).train())
+    assert told["validation_failed"] == 1
+    assert "validation" not in told
+    assert not (tmp_path / "best").exists()
+
+
+def test_the_learning_rate_falls_where_the_schedule_says_so(model: Path, tmp_path: Path) -> None:
+    told = list(trainer(model, tmp_path, steps=4, updates=1, schedule="linear").train())
+    assert [one["learning_rate"] for one in told] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    with pytest.raises(UsageError, match="schedule has to be one of"):
+        trainer(model, tmp_path, schedule="sometimes")
 
 
 def test_the_best_policy_is_kept(model: Path, tmp_path: Path) -> None:
@@ -171,7 +191,8 @@ def test_memory_that_does_not_suffice_is_told_with_the_setting_to_lower(model: P
 
 
 def test_prompts_are_sampled_together_as_their_replies_fit(model: Path) -> None:
-    sampler = Sampler(model, tokens=100, share=False)
+    sampler = Sampler(model, tokens=100)
+    sampler.share = False
     widths: list[int] = []
     sampler.model.register_forward_pre_hook(lambda _, __, given: widths.append(given["input_ids"].shape[0]), with_kwargs=True)
     prompts = [Prompt(index=0, phase="memory", messages=(Message(role="user", content="k0 " * 10),), max_tokens=40) for _ in range(5)]

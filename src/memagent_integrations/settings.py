@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -51,6 +51,12 @@ def check_names(given: Iterable[str], known: Collection[str]) -> None:
             meant = _MEANT.get(name) or get_close_matches(name, known, 1)
             hint = f"did you mean {meant[0]}?" if meant else f"there are: {', '.join(known)}"
             raise UsageError(f"there is no setting {name!r}; {hint}")
+
+
+def changed(then: Mapping[str, Any], now: Mapping[str, Any], but: Collection[str] = ()) -> str:
+    """Settings that are not what they were, for an error to name: "name: old, now new"; empty where all are."""
+    names = sorted({*then, *now} - {*but})
+    return "; ".join(f"{name}: {then.get(name)!r}, now {now.get(name)!r}" for name in names if then.get(name) != now.get(name))
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -74,9 +74,9 @@ def make_data(
     drawn_from.tasks(source)  # what is wrong with them is told before a model is loaded
     filters = sets.Filters(without_context=without_context, between=keep_between, tries=tries)
     budgets: dict[str, Any] = {"chunk_tokens": chunk_tokens, "memory_tokens": memory_tokens, "output_tokens": output_tokens}
-    options = given(base_url=base_url, tokenizer=tokenizer, temperature=temperature)
+    backend_options = given(base_url=base_url, tokenizer=tokenizer, temperature=temperature)
     prompts = None if model.startswith("policy:") else PromptSet.default(answer_format="boxed")
-    with Reader(model, prompts=prompts, window=window, backend_options=options, **budgets) as reader:
+    with Reader(model, prompts=prompts, window=window, backend_options=backend_options, **budgets) as reader:
         into = sets.TrainingSet(output, sets.made_with(drawn_from, seed, reader, filters))
         with _rows(rows, into.state, quiet=quiet) as told:
             state = sets.build(into, drawn_from, rows=rows, seed=seed, data=source, reader=reader, filters=filters, told=told)
@@ -86,11 +86,11 @@ def make_data(
 @train_app.command("sft", short_help="Warm a policy up on constructed readings.")
 def warm_up(recipe: _Recipe, output: _Policy, data: options.DataDir = None, quiet: options.Quiet = False) -> None:
     """Show a model constructed readings of the recipe's mixture, and write it as a policy to go on from (`adapter` in the recipe)."""
-    told = replace(training.part("recipe").Recipe.load(recipe), adapter=None, server=None)
+    told = replace(training.part("recipe").Recipe.load(recipe), adapter=None, server=None)  # the adapter is made here, and nothing is sampled
     if output.exists():
         raise UsageError(f"{str(output)!r} is there already; name another folder")
     with _steps("warm start", None, quiet=quiet) as advance, told.reader() as reader:
-        for loss in told.shown(reader, Data(data)):
+        for loss in told.warm_up(reader, Data(data)):
             advance(f"loss {loss:.4f}")
         told.save(reader, output)
     typer.echo(f"{output}: a policy")

@@ -15,11 +15,12 @@ def advantages(rewards: Tensor, groups: Tensor, *, scale: bool = False) -> Tenso
     (arXiv:2503.20783).
     """
     _, group, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
-    centred: Tensor = rewards - _sums(rewards, group, len(sizes))[group] / sizes[group]
+    apart: Tensor = rewards - _sums(rewards, group, len(sizes))[group] / sizes[group]
+    centred = torch.where(informative(rewards, groups), apart, torch.zeros_like(apart))  # equal ones are an ulp apart, which Adam makes a step of
     if not scale:
         return centred
     deviation = (_sums(centred**2, group, len(sizes)) / (sizes - 1).clamp(min=1)).sqrt()[group]
-    return torch.where(informative(rewards, groups), centred / deviation, torch.zeros_like(centred))  # equal rewards differ from their mean by an ulp
+    return torch.where(deviation > 0, centred / deviation, centred)
 
 
 def informative(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -33,12 +34,12 @@ def informative(rewards: Tensor, groups: Tensor) -> Tensor:
     return (most > least)[group]
 
 
-def overlong(lengths: Tensor, limit: int, buffer: int) -> Tensor:
+def overlong(lengths: Tensor, limits: Tensor, buffers: Tensor) -> Tensor:
     """What a reply loses because it is long: 0 up to `limit - buffer` tokens, then a straight line down to -1 at the limit.
 
-    Shapes: lengths (replies,); result (replies,). Source: soft over-long punishment of DAPO (arXiv:2503.14476), equation 13.
+    Shapes: all (replies,), in tokens; result (replies,). Source: soft over-long punishment of DAPO (arXiv:2503.14476), equation 13.
     """
-    return ((limit - buffer - lengths) / buffer).clamp(min=-1.0, max=0.0)
+    return ((limits - buffers - lengths) / buffers).clamp(min=-1.0, max=0.0)
 
 
 def _sums(values: Tensor, group: Tensor, groups: int) -> Tensor:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from memagent_integrations.backends.chat import one_line
 from memagent_integrations.errors import UsageError, why
+from memagent_integrations.settings import changed
 from memagent_integrations.training.policy import named
 
 _WEIGHTS, _LEARNER, _STATE = "weights.safetensors", "learner.pt", "state.json"
@@ -39,14 +40,14 @@ class Place:
 class Checkpoints:
     """The checkpoints of one training.
 
-    `begun` says how the training was: one that was begun in another way does not go on from them. `model` is the policy's, `learner` what else has a
-    state.
+    `fingerprint` says how the training was begun: one that was begun in another way does not go on from them. `model` is the policy's, `stateful`
+    what else has a state.
     """
 
     folder: Path
-    begun: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]
     model: Any
-    learner: Mapping[str, Any] = field(default_factory=dict)
+    stateful: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, place: Place, *, keep: int) -> None:
         """Write a checkpoint, and take away all but the last `keep`.
@@ -91,7 +92,7 @@ class Checkpoints:
         load(self.model, found[-1])
         with _reading(found[-1] / _LEARNER) as file:
             states = torch.load(file, map_location=self.model.device, weights_only=True)
-            for name, part in self.learner.items():
+            for name, part in self.stateful.items():
                 part.load_state_dict(states[name])
         return place
 
@@ -103,11 +104,10 @@ class Checkpoints:
         """
         with _reading(checkpoint / _STATE) as file:
             kept = json.loads(file.read_text(encoding="utf-8"))
-            place, then = Place(**kept["place"] | {"positions": tuple(kept["place"]["positions"])}), dict(kept["begun"])
-        now = json.loads(json.dumps(dict(self.begun)))
-        if other := [name for name in sorted({*then, *now} - {*_MAY_DIFFER}) if then.get(name) != now.get(name)]:
-            told = "; ".join(f"{name}: {then.get(name)!r}, now {now.get(name)!r}" for name in other)
-            raise UsageError(f"{str(self.folder)!r} holds a training with other settings ({told}); give another folder")
+            place, then = Place(**kept["place"] | {"positions": tuple(kept["place"]["positions"])}), dict(kept["fingerprint"])
+        now = json.loads(json.dumps(dict(self.fingerprint)))
+        if other := changed(then, now, but=_MAY_DIFFER):
+            raise UsageError(f"{str(self.folder)!r} holds a training with other settings ({other}); give another folder")
         return place
 
     def _found(self) -> list[Path]:
@@ -121,8 +121,8 @@ class Checkpoints:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir(parents=True)
             save_file({name: parameter.detach().contiguous() for name, parameter in named(self.model).items()}, new / _WEIGHTS)
-            torch.save({name: part.state_dict() for name, part in self.learner.items()}, new / _LEARNER)
-            (new / _STATE).write_text(json.dumps({"place": asdict(place), "begun": dict(self.begun)}, indent=1), encoding="utf-8")
+            torch.save({name: part.state_dict() for name, part in self.stateful.items()}, new / _LEARNER)
+            (new / _STATE).write_text(json.dumps({"place": asdict(place), "fingerprint": dict(self.fingerprint)}, indent=1), encoding="utf-8")
             for file in new.iterdir():
                 with file.open("rb+") as handle:
                     os.fsync(handle.fileno())

@@ -21,7 +21,7 @@ from memagent_integrations.evaluation.data import Data
 from memagent_integrations.prompts import harmless
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Message, Prompt, Reading, Reply
-from memagent_integrations.settings import check_int, check_number
+from memagent_integrations.settings import changed, check_int, check_number
 from memagent_integrations.training.mixture import Drawn, Mixture
 
 KNOWN = "known without the document"
@@ -144,9 +144,8 @@ class TrainingSet:
             state = _STATE.validate_json(self._beside.read_bytes())
         except (OSError, ValidationError) as error:
             raise UsageError(f"{str(self._beside)!r} does not say how {self.path.name} was made; delete both to begin anew") from error
-        if other := [name for name in {*wanted, *state.made} if wanted.get(name) != state.made.get(name)]:
-            told = "; ".join(f"{name}: {state.made.get(name)!r}, now {wanted.get(name)!r}" for name in sorted(other))
-            raise UsageError(f"{str(self.path)!r} was made with other settings ({told}); give another file")
+        if other := changed(state.made, wanted):
+            raise UsageError(f"{str(self.path)!r} was made with other settings ({other}); give another file")
         return state
 
 

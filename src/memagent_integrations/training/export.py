@@ -70,6 +70,16 @@ def save(model: Any, tokenizer: Any, directory: str | Path, *, policy: Policy, f
     return policies.load(target)
 
 
+def save_adapter(model: PeftModel, folder: Path) -> None:
+    """Write the adapter of a model in PEFT's form."""
+    model.save_pretrained(str(folder), selected_adapters=[ADAPTER], save_embedding_layers=False)
+
+
+def served_rank(rank: int) -> int:
+    """The least --max-lora-rank of a vLLM server that holds an adapter of this rank."""
+    return max(8, 1 << (rank - 1).bit_length())
+
+
 def _write(model: Any, tokenizer: Any, folder: Path, policy: Policy, figures: Figures) -> None:
     if isinstance(model, PeftModel):
         written = replace(policy, adapter="adapter")
@@ -85,13 +95,13 @@ def _write(model: Any, tokenizer: Any, folder: Path, policy: Policy, figures: Fi
 
 def _save_adapter(model: PeftModel, folder: Path, base: str) -> str:
     """Write the adapter in both forms; what the card says of them."""
-    model.save_pretrained(str(folder / "adapter"), selected_adapters=[ADAPTER], save_embedding_layers=False)
+    save_adapter(model, folder / "adapter")
     (folder / "adapter" / "README.md").unlink(missing_ok=True)  # PEFT's, a form to be filled in
     path = folder / "adapter" / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base.partition(":")[2] or base  # PEFT has the folder in which a GGUF file was
     path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
-    served = f"`--enable-lora --lora-modules {folder.name}={folder.name}/adapter --max-lora-rank {max(8, 1 << (config['r'] - 1).bit_length())}`"
+    served = f"`--enable-lora --lora-modules {folder.name}={folder.name}/adapter --max-lora-rank {served_rank(config['r'])}`"
     try:
         gguf_adapter.write(model, folder / "adapter.gguf")
         llamacpp = "- `adapter.gguf`: the same for llama.cpp, whose server loads it with `--lora adapter.gguf`."
@@ -137,7 +147,8 @@ def _training(figures: Figures) -> str:
     rewards = figures.rewards
     told = [f"- mean reward: {rewards[0]:.3f} in the first step, {rewards[-1]:.3f} in the last, {max(rewards):.3f} at best"] if rewards else []
     settings = [f"- {name}: {value}" for name, value in figures.settings.items()]
-    return "\n".join(["## Training\n", f"- data: {figures.data}", f"- steps: {figures.steps:,}", *told, *settings])
+    steps = [f"- steps: {figures.steps:,}"] if figures.steps else []
+    return "\n".join(["## Training\n", f"- data: {figures.data}", *steps, *told, *settings])
 
 
 def _scores(figures: Figures) -> str:

@@ -22,13 +22,13 @@ from transformers import DynamicCache
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.prefixes import Bundle, Ids
 
-_NEAR = {torch.float32: 1e-3, torch.float64: 1e-6}  # how far log-probabilities may be apart that are computed in two ways; else:
+_NEAR = {torch.float32: 1e-3, torch.float64: 1e-6}  # nats between two computations of one log-probability; in bfloat16:
 _ROUGH = 0.2
 _AT_ONCE = 1 << 26  # probabilities: 256 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class MicroBatch:
     """Some rows, computed together.
 
     `rows` are their numbers, `lengths` the tokens that each wrote; `logprobs` and `entropies` are flat, (tokens,): row after row. Entropies carry no
@@ -41,7 +41,7 @@ class Part:
     entropies: Tensor
 
 
-def forwards(model: Any, rows: Sequence[Sampled], shared: Sequence[Bundle], *, temperature: float, tokens: int) -> Iterator[Part]:
+def forwards(model: Any, rows: Sequence[Sampled], shared: Sequence[Bundle], *, temperature: float, tokens: int) -> Iterator[MicroBatch]:
     """The log-probabilities of what the rows wrote, in parts of at most `tokens` tokens (padding counts; a part has one row at least).
 
     With gradients, `backward` has to be called on what is made of a part before the next one is taken.
@@ -121,7 +121,7 @@ def _parts(rows: Sequence[Sampled], bundle: Bundle, tokens: int) -> Iterator[tup
         del order[:fitting]
 
 
-def _part(model: Any, rows: Sequence[Sampled], numbers: tuple[int, ...], shared: int, past: Past | None, temperature: float) -> Part:
+def _part(model: Any, rows: Sequence[Sampled], numbers: tuple[int, ...], shared: int, past: Past | None, temperature: float) -> MicroBatch:
     taken = [rows[number] for number in numbers]
     texts = [(row.prompt_ids[shared:] + row.output_ids).tolist() for row in taken]
     begins = [len(row.prompt_ids) - shared - 1 for row in taken]  # from here on the tokens that come next are those that a row wrote
@@ -135,13 +135,14 @@ def _part(model: Any, rows: Sequence[Sampled], numbers: tuple[int, ...], shared:
     begin, end = (torch.tensor(of, device=model.device)[:, None] for of in (begins, [len(text) - 1 for text in texts]))
     wrote = (places >= begin) & (places < end)
     logprobs, entropies = _chosen(logits, inputs[:, first + 1 :], temperature)
-    return Part(rows=numbers, lengths=tuple(len(row.output_ids) for row in taken), logprobs=logprobs[wrote], entropies=entropies[wrote])
+    return MicroBatch(rows=numbers, lengths=tuple(len(row.output_ids) for row in taken), logprobs=logprobs[wrote], entropies=entropies[wrote])
 
 
 def _chosen(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The log-probability of each token and the entropy where it was chosen. (rows, tokens, vocabulary) and (rows, tokens) to two of (rows, tokens).
+    """The log-probability of each token and the entropy of where it was chosen, in nats.
 
-    Some rows at a time, whose probabilities are computed anew on the way back: in full precision, those of all would take more memory than the model.
+    Shapes: logits (rows, tokens, vocabulary), tokens (rows, tokens); result two of (rows, tokens). Slices are computed anew on the way back: the
+    probabilities of all tokens in float32 would take more memory than the model.
     """
     learning = torch.is_grad_enabled()
 
@@ -152,7 +153,7 @@ def _chosen(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor,
             entropies = -(every.exp() * every).sum(dim=-1) if learning else torch.zeros_like(chosen)
         return chosen, entropies
 
-    size = max(_AT_ONCE // (logits.shape[1] * logits.shape[2]), 1)
-    slices = zip(torch.split(logits, size), torch.split(tokens, size), strict=True)
+    size = max(_AT_ONCE // (logits.shape[0] * logits.shape[2]), 1)
+    slices = zip(torch.split(logits, size, dim=1), torch.split(tokens, size, dim=1), strict=True)
     found = [checkpoint(slice_of, *one, use_reentrant=False, preserve_rng_state=False) for one in slices]
-    return torch.cat([logprobs for logprobs, _ in found]), torch.cat([entropies for _, entropies in found])
+    return torch.cat([logprobs for logprobs, _ in found], dim=1), torch.cat([entropies for _, entropies in found], dim=1)

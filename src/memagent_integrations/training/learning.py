@@ -1,7 +1,8 @@
 """From rollouts to gradients: the loss of multi-conversation DAPO over the conversations of a batch.
 
-The mean runs over all tokens of all conversations of all processes (token mean): a long conversation weighs more than a short one, and a batch that
-is dealt into several optimizer steps gives every token the weight that it has in one. Source: MemAgent (arXiv:2507.02259), section 4.
+The mean runs over all tokens of all conversations of all processes (token mean): a long conversation weighs more than a short one. Dealing a batch
+into several optimizer steps leaves all tokens equal: each step divides by the mean number of tokens of a step, not by its own. Source: MemAgent
+(arXiv:2507.02259), section 4.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from memagent_integrations.training.conversations import Sampled
-from memagent_integrations.training.forward import Part, forwards
-from memagent_integrations.training.losses import correction, kl, policy_loss
+from memagent_integrations.training.forward import MicroBatch, forwards
+from memagent_integrations.training.losses import correction, kl, token_loss
 from memagent_integrations.training.metrics import Sums
 from memagent_integrations.training.prefixes import Bundle
 from memagent_integrations.training.settings import Settings
@@ -25,11 +26,11 @@ from memagent_integrations.training.settings import Settings
 class Rows:
     """The conversations of a batch, each with the advantage of its rollout.
 
-    `old` and `reference` are the log-probabilities of what each wrote, by the policy when the batch began and by the start policy; None: those of the
-    sampling, and no reference.
+    `old` and `reference` are the log-probabilities of what each wrote, by the policy when the batch began and by the start policy. None: those of the
+    first forward pass or of the sampling, as `Settings.rescore` says, and no reference.
     """
 
-    said: Sequence[Sampled]
+    conversations: Sequence[Sampled]
     advantages: Sequence[float]
     old: Sequence[Tensor] | None = None
     reference: Sequence[Tensor] | None = None
@@ -40,28 +41,26 @@ def backward(model: Any, rows: Rows, shared: Sequence[Bundle], settings: Setting
 
     `moved`: the policy has been updated since it wrote the rows, so that its probabilities are others for that reason too.
     """
-    for part in forwards(model, rows.said, shared, temperature=settings.temperature, tokens=settings.tokens):
+    for part in forwards(model, rows.conversations, shared, temperature=settings.temperature, tokens=settings.tokens):
         torch.autograd.backward(_loss(part, rows, settings, sums, moved) / tokens)
 
 
-def _loss(part: Part, rows: Rows, settings: Settings, sums: Sums, moved: bool) -> Tensor:
+def _loss(part: MicroBatch, rows: Rows, settings: Settings, sums: Sums, moved: bool) -> Tensor:
     """The loss of a part, summed over its tokens."""
     new = part.logprobs
-    sampled = _flat([torch.tensor(rows.said[number].logprobs) for number in part.rows], new)
-    old = sampled if rows.old is None else _flat([rows.old[number] for number in part.rows], new)
+    sampled = _flat([torch.tensor(rows.conversations[number].logprobs) for number in part.rows], new)
+    old = _flat([rows.old[number] for number in part.rows], new) if rows.old is not None else new.detach() if settings.rescore else sampled
     if rows.old is not None or not moved:
         sums.add("gap", ((new if rows.old is None else old) - sampled).abs())
     each = torch.tensor([rows.advantages[number] for number in part.rows], dtype=new.dtype, device=new.device)
     advantage = each.repeat_interleave(torch.tensor(part.lengths, device=new.device))
-    loss, held = policy_loss(new, old, advantage, settings.clip)
-    if settings.correction is not None:
-        loss = loss * correction(old, sampled, settings.correction)
-    if rows.reference is not None:
-        far = kl(new, _flat([rows.reference[number] for number in part.rows], new))
-        loss = loss + settings.kl * far
-        sums.add("kl", far)
+    weight = correction(old, sampled, settings.correction) if settings.correction is not None else 1.0
+    reference = _flat([rows.reference[number] for number in part.rows], new) if rows.reference is not None else None
+    loss, clipped = token_loss(new, old, advantage, settings.clip, weight=weight, reference=reference, beta=settings.kl)
+    if reference is not None:
+        sums.add("kl", kl(new.detach(), reference))
     sums.add("loss", loss)
-    sums.add("clipped", held)
+    sums.add("clipped", clipped)
     sums.add("entropy", part.entropies)
     return loss.sum()
 

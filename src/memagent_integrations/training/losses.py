@@ -17,9 +17,9 @@ _FAR = 20.0  # differences of log-probabilities beyond this are taken as this: e
 class Clip:
     """How far a token's probability may move in one batch of rollouts before it stops to count.
 
-    The ratio of new to old probability counts between 1 - `low` and 1 + `high`; with a negative advantage the loss is bounded at `dual` times the
-    advantage (`math.inf`, in TOML `inf`: not at all). Sources: PPO (arXiv:1707.06347); two bounds, DAPO (arXiv:2503.14476); dual clip,
-    arXiv:1912.09729. The values are those of MemAgent (arXiv:2507.02259).
+    With a positive advantage a token stops counting where its ratio of new to old probability is above 1 + `high`, with a negative one where it is
+    below 1 - `low`; with a negative one its loss is at most `dual` times |advantage| (`math.inf`, in TOML `inf`: no bound). Sources: PPO
+    (arXiv:1707.06347); two bounds, DAPO (arXiv:2503.14476); dual clip, arXiv:1912.09729. The values are those of MemAgent (arXiv:2507.02259).
 
     Raises:
         UsageError: a bound is no such number.
@@ -37,7 +37,7 @@ class Clip:
 
 
 def policy_loss(new: Tensor, old: Tensor, advantage: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
-    """The clipped loss of each token, and whether a bound holds it (then it has no gradient).
+    """-min(r A, clip(r, 1 - low, 1 + high) A) of each token, for A < 0 at most dual |A|; and whether a bound holds it (then it has no gradient).
 
     Shapes: new, old, advantage (tokens,): log-probabilities of the tokens under the policy that learns and the one that wrote them, and the
     advantage of their rollout. Result: two of (tokens,). Gradients go through `new` alone.
@@ -45,14 +45,26 @@ def policy_loss(new: Tensor, old: Tensor, advantage: Tensor, clip: Clip) -> tupl
     ratio = (new - old).clamp(-_FAR, _FAR).exp()
     free, bound = -ratio * advantage, -ratio.clamp(1 - clip.low, 1 + clip.high) * advantage
     loss = torch.maximum(free, bound)
-    held = bound > free
+    clipped = bound > free
     most = -clip.dual * advantage
     over = (advantage < 0) & (loss > most)
-    return torch.where(over, most, loss), held | over
+    return torch.where(over, most, loss), clipped | over
+
+
+def token_loss(
+    new: Tensor, old: Tensor, advantage: Tensor, clip: Clip, *, weight: Tensor | float = 1.0, reference: Tensor | None = None, beta: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """What each token adds to the sum that is minimised: `weight` times its clipped loss, and `beta` times its divergence from the reference.
+
+    Shapes and the second result: as `policy_loss`. The mean is taken over all tokens of all conversations (MemAgent, arXiv:2507.02259, section 4).
+    """
+    loss, clipped = policy_loss(new, old, advantage, clip)
+    loss = loss * weight
+    return (loss if reference is None else loss + beta * kl(new, reference)), clipped
 
 
 def kl(new: Tensor, reference: Tensor) -> Tensor:
-    """How far the policy went from the reference, estimated for each token: never negative, and of little variance.
+    """exp(d) - d - 1 with d = reference - new, in nats: an estimate of KL(policy, reference) without bias at each token, never negative.
 
     Shapes: log-probabilities (tokens,), result (tokens,). Source: the estimator k3 of J. Schulman, "Approximating KL divergence", 2020.
     """
@@ -61,9 +73,9 @@ def kl(new: Tensor, reference: Tensor) -> Tensor:
 
 
 def correction(old: Tensor, sampled: Tensor, most: float) -> Tensor:
-    """The weight of each token whose writer computed other probabilities than the trainer does: their ratio, `most` at most.
+    """The weight of each token whose sampler computed other probabilities than the trainer does: p of the trainer / p of the sampler, at most `most`.
 
-    Shapes: log-probabilities (tokens,) by the trainer and by the writer, result (tokens,). Source: truncated importance sampling (E. Ionides, 2008),
+    Shapes: log-probabilities (tokens,) by the trainer and by the sampler, result (tokens,). Source: truncated importance sampling (E. Ionides, 2008),
     for rollouts by another engine as in "Your efficient RL framework secretly brings you off-policy RL training" (F. Yao and others, 2025).
     """
     return (old - sampled).clamp(-_FAR, _FAR).exp().clamp(max=most)

@@ -10,7 +10,7 @@ from math import gcd
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import tasks
@@ -108,7 +108,7 @@ class Mixture:
         Raises:
             UsageError: the file cannot be read, or is no mixture; the message names the key.
         """
-        return tables.load(path, _MIXTURE, "mixture", _said)
+        return tables.load(path, _MIXTURE, "mixture")
 
     def tasks(self, data: Data) -> tuple[Task, ...]:
         """The tasks, each loaded once and kept.
@@ -201,11 +201,3 @@ def _order(hands: tuple[int, ...], key: str) -> tuple[int, ...]:
 
 def _seed(seed: int, name: str, epoch: int) -> int:
     return SEEDS | int.from_bytes(sha256(f"training/{seed}/{name}/{epoch}".encode()).digest()[:4]) % SEEDS
-
-
-def _said(error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = [str(part + 1) if isinstance(part, int) else str(part) for part in first["loc"]]
-    if first["type"] == "unexpected_keyword_argument":
-        return f"there is no key {place[-1]!r}" + (f" in {' '.join(place[:-1])}" if place[1:] else "")
-    return f"{' '.join(place)}: {first['msg']}"

@@ -50,8 +50,8 @@ def start(policy: Sampler, settings: Settings) -> None:
 
 
 @contextmanager
-def learning(model: Any) -> Iterator[None]:
-    """The model as it learns. Layers that compute activations anew do so in this block only: they keep no keys and values, which sampling needs."""
+def recomputing(model: Any) -> Iterator[None]:
+    """Layers that compute activations anew (gradient checkpointing) do so in this block only: they keep no keys and values, which sampling needs."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
         layer.training = True  # not train(): dropout below them stays off

@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate import Accelerator, InitProcessGroupKwargs, PartialState
 from accelerate.tracking import get_available_trackers
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
 from memagent_integrations import models
 from memagent_integrations.errors import UsageError
@@ -130,7 +130,7 @@ class Recipe:
         Raises:
             UsageError: the file cannot be read, or is no recipe; the message names the key.
         """
-        return tables.load(path, _RECIPE, "recipe", _said, beside=("mixture", "adapter"))
+        return tables.load(path, _RECIPE, "recipe", beside=("mixture", "adapter"))
 
     @property
     def prompts(self) -> PromptSet:
@@ -169,6 +169,12 @@ class Recipe:
         mixture, reward = Mixture.load(self.mixture), load_reward(self.reward) if self.reward else answer_reward
         mixture.tasks(data)  # what is wrong with them is told before a model is loaded
         held = [(tasks.load(one.name, data), one) for one in self.validation]
+        trained = {part.name for part in mixture.parts}
+        for task, one in held:
+            if bool(one.lengths) != bool(task.unit):
+                raise UsageError(f"the validation {one.name} {f'needs lengths, in {task.unit}' if task.unit else 'takes no lengths'}")
+            if one.name in trained and one.name.startswith("jsonl:"):
+                raise UsageError(f"{one.name} is trained on; validate with others")
         reader = self.reader()
         count, seed = reader.count, self.training.seed
         validation = {
@@ -180,7 +186,8 @@ class Recipe:
         def draw(position: int, share: float) -> Drawn:
             return mixture.draw(position, seed=seed, share=share, data=data, count=count)
 
-        return Trainer(reader, draw, self.training, folder, validation=validation, reward=reward, accelerator=accelerator)
+        origin = {"mixture": asdict(mixture), "reward": self.reward, "validation": [asdict(one) for one in self.validation]}
+        return Trainer(reader, draw, self.training, folder, validation=validation, reward=reward, accelerator=accelerator, origin=origin)
 
     def _accelerator(self, folder: str | Path) -> Accelerator:
         """The processes that train: they wait long for one another, as their documents may differ in length."""
@@ -191,8 +198,8 @@ class Recipe:
         accelerator.init_trackers("memagent", config={name: str(value) for name, value in asdict(self.training).items()})
         return accelerator
 
-    def shown(self, reader: Reader, data: Data) -> Iterator[float]:
-        """The warm start of a reader's policy, made ready as `training` says: the loss of each step.
+    def warm_up(self, reader: Reader, data: Data) -> Iterator[float]:
+        """Show constructed readings to a reader's policy, which is made ready as `training` says; yields the loss of each step (`warm_start`).
 
         Raises:
             UsageError: a question of the mixture has no gold facts.
@@ -216,6 +223,8 @@ class Recipe:
     def save(self, reader: Reader, folder: str | Path, lines: Iterable[dict[str, Any]] = ()) -> Policy:
         """The policy of a reader as a directory that every backend loads, with a card of the training's own figures.
 
+        `lines` are the metrics of a training; without any it is a policy that was warmed up.
+
         Raises:
             UsageError: the directory is there already, or cannot be written.
         """
@@ -226,11 +235,18 @@ class Recipe:
         best = max(evaluated, key=lambda line: line["validation"]) if evaluated else {}
         scores = {name: (evaluated[0][f"validation/{name}"], best[f"validation/{name}"]) for name in names}
         figures = export.Figures(
-            data=Path(self.mixture).name, steps=len(rewards), rewards=rewards, scores=scores, settings=_shown_settings(self.training)
+            data=Path(self.mixture).name, steps=len(rewards), rewards=rewards, scores=scores, settings=self._told(learned=bool(told))
         )
         policy = Policy(model=self.model, prompts=reader.prompts, budgets=reader.budgets)
         backend: Any = reader.backend
         return export.save(backend.model, backend.tokenizer, folder, policy=policy, figures=figures)
+
+    def _told(self, *, learned: bool) -> dict[str, Any]:
+        """The settings that a card names."""
+        if not learned:
+            return {f"warm start, {name.replace('_', ' ')}": value for name, value in asdict(self.warm_start).items()}
+        names = ("questions", "group", "updates", "learning_rate", "temperature", "kl", "seed")
+        return {name.replace("_", " "): getattr(self.training, name) for name in names}
 
 
 def finished(trainer: Trainer, recipe: Recipe) -> Policy:
@@ -244,16 +260,6 @@ def finished(trainer: Trainer, recipe: Recipe) -> Policy:
         checkpoints.load(trainer.policy.model, best)
     shutil.rmtree(trainer.folder / "policy", ignore_errors=True)  # of the same training, when it was shorter
     return recipe.save(trainer.reader, trainer.folder / "policy", metrics.read(trainer.folder / "metrics.jsonl"))
-
-
-def _said(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-
-
-def _shown_settings(settings: Settings) -> dict[str, Any]:
-    names = ("questions", "group", "updates", "learning_rate", "temperature", "kl", "seed")
-    return {name.replace("_", " "): getattr(settings, name) for name in names}
 
 
 _RECIPE = TypeAdapter(Recipe)

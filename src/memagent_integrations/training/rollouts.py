@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from memagent_integrations.errors import UsageError
+from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.prompts import last_boxed
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Reading
@@ -22,7 +23,7 @@ Reward = Callable[[Reading, Drawn], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One reading of question number `group` and its reward."""
+    """One reading of question number `group` of those that were asked together, and its reward."""
 
     group: int
     reading: Reading
@@ -36,27 +37,28 @@ class Rollout:
 
 def roll_out(
     reader: Reader, asked: Sequence[Drawn], *, group: int, reward: Reward, format_reward: float = 0.0
-) -> tuple[list[Rollout], list[Reading]]:
-    """Every question read `group` times side by side, by the loop that reads; then the readings that failed.
+) -> tuple[list[Rollout], list[MemAgentError]]:
+    """Every question read `group` times side by side, by the loop that reads; then what ended the readings that failed.
 
     An answer in the prescribed form gets `format_reward` beside its reward.
 
     A policy that writes nonsense has failed at its task: that is a rollout. A reading failed where a call did: it says nothing of the policy.
 
     Raises:
-        UsageError: the reward is no number.
+        UsageError: the reward is no finite number.
     """
     jobs, whose = [], []
     for number, drawn in enumerate(asked):
         text = drawn.sample.document()  # one object: it is cut into chunks once for the group
         jobs += [(drawn.sample.question, text)] * group
         whose += [number] * group
-    rollouts, failed = [], []
+    rollouts: list[Rollout] = []
+    failed: list[MemAgentError] = []
     for number, reading in zip(whose, reader.read_many(jobs), strict=True):
         if reading.error and (not reading.steps or reading.steps[-1].phase != "answer"):
-            failed.append(reading)
+            failed.append(reading.error)
         else:
-            worth = _number(reward(reading, asked[number])) + format_reward * in_form(reading)
+            worth = _number(reward(reading, asked[number])) + format_reward * _in_form(reading)
             rollouts.append(Rollout(group=number, reading=reading, reward=worth))
     return rollouts, failed
 
@@ -68,24 +70,25 @@ def answer_reward(reading: Reading, drawn: Drawn) -> float:
 
 def _number(worth: object) -> float:
     try:
-        return float(worth)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"a reward has to be a number, not {worth!r}") from error
+        number = float(worth)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"a reward has to be a finite number, not {worth!r}")
+    return number
 
 
-def in_form(reading: Reading) -> bool:
+def _in_form(reading: Reading) -> bool:
     r"""Whether the answer stands in a \boxed{}."""
     return bool(reading.steps) and last_boxed(reading.steps[-1].reply.text) is not None
 
 
 def too_long(rollout: Rollout, buffer: int) -> float:
     """What a rollout loses because its replies are long: the mean over its conversations, from -1 to 0 however many there are."""
-    budgets = rollout.reading.budgets
-    lost = [
-        overlong(torch.tensor([float(step.reply.usage.completion_tokens or 0)]), budgets.output(step.phase), min(buffer, budgets.output(step.phase)))
-        for step in rollout.reading.steps
-    ]
-    return float(torch.cat(lost).mean())
+    steps, budgets = rollout.reading.steps, rollout.reading.budgets
+    lengths = torch.tensor([float(step.reply.usage.completion_tokens or 0) for step in steps])
+    limits = torch.tensor([float(budgets.output(step.phase)) for step in steps])
+    return float(overlong(lengths, limits, limits.clamp(max=buffer)).mean())
 
 
 def load_reward(name: str) -> Reward:

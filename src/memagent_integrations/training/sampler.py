@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from memagent_integrations.backends.chat import ChatTokenizer
 from memagent_integrations.backends.transformers import TransformersBackend, copied
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError
-from memagent_integrations.records import Message, Prompt, Reply, Usage
+from memagent_integrations.records import Message, Prompt, Reply
 from memagent_integrations.settings import check_int, given
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.forward import Past
@@ -29,8 +30,8 @@ class Sampler(TransformersBackend):
     """A `TransformersBackend` whose replies are `Sampled`. All readings that it is given go on side by side.
 
     Prompts are computed together as long as they and the longest replies that they allow come to `tokens` tokens (by default 131,072 on a GPU and
-    32,768 on the CPU). `share`: what prompts begin with alike is computed once (`usage.cached_tokens` says how much that saved). `options` are those
-    of `TransformersBackend`. `model` is the torch module that learns, and `temperature` the one that is sampled with.
+    32,768 on the CPU). What they begin with alike is computed once as long as `share` is true (`usage.cached_tokens` says how much that saved).
+    `options` are those of `TransformersBackend`. `model` is the torch module that learns, and `temperature` the one that is sampled with.
 
     Raises:
         as `TransformersBackend`.
@@ -45,7 +46,6 @@ class Sampler(TransformersBackend):
         *,
         temperature: float = 1.0,
         tokens: int | None = None,
-        share: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -53,7 +53,7 @@ class Sampler(TransformersBackend):
         if refused := {"top_p", "seed", "batch_size"} & options.keys():
             raise UsageError(f"a Sampler takes no {' or '.join(sorted(refused))}: what it samples has to be what training computes")
         super().__init__(model, temperature=temperature, batch_size=_SIDE_BY_SIDE, **options)
-        self.share = share
+        self.share = True
         self._most = tokens or (131_072 if self.model.device.type == "cuda" else 32_768)
         self._chat = ChatTokenizer(self.tokenizer, chat_template_kwargs, remember=4096)  # the rollouts of a group read the same
 
@@ -113,10 +113,9 @@ class Sampler(TransformersBackend):
 
     def _sampled(self, row: list[int], ids: list[int], logprobs: list[float], started: float, cached: int) -> Sampled:
         reply = self._reply(row, ids, started)
-        usage = Usage(prompt_tokens=len(row), completion_tokens=len(ids), cached_tokens=cached)
         return Sampled(
             text=reply.text,
-            usage=usage,
+            usage=replace(reply.usage, cached_tokens=cached),
             finish_reason=reply.finish_reason,
             seconds=reply.seconds,
             prompt_ids=array("i", row),

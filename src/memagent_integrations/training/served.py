@@ -22,8 +22,10 @@ from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError, why
 from memagent_integrations.records import Message, Prompt, Reply
 from memagent_integrations.training.conversations import Sampled
+from memagent_integrations.training.export import save_adapter, served_rank
 from memagent_integrations.training.gguf_adapter import ADAPTER
 from memagent_integrations.training.sampler import Sampler
+from memagent_integrations.training.tables import first
 
 _ALL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """No token is left out or held down, whatever the model's own settings for generation say."""
@@ -139,7 +141,7 @@ class ServedSampler(Sampler):
         """The folder with the adapter as it is now."""
         try:
             path = self._home / name
-            self.model.save_pretrained(str(path), selected_adapters=[ADAPTER], save_embedding_layers=False)
+            save_adapter(self.model, path)
         except (OSError, ValueError, SafetensorError) as error:  # a path with a NUL in it is a ValueError
             raise UsageError(f"cannot write the adapter to {str(self._folder)!r}: {why(error)}") from error
         return path
@@ -152,7 +154,7 @@ class ServedSampler(Sampler):
             shutil.rmtree(path, ignore_errors=True)
 
     def _check(self, name: str) -> None:
-        """Whether the server tells the probabilities that it samples with: that of the one token that is allowed has to be 1.
+        """See that the server tells the probabilities that it samples with: a token that alone is allowed has the probability 1.
 
         Raises:
             UsageError: it does not.
@@ -179,7 +181,7 @@ class _Server(OpenAIBackend):
         try:
             models = _MODELS.validate_python(told).data
         except ValidationError as error:
-            raise BackendError(f"{self.address} does not list its models as vLLM does: {_first(error)}") from error
+            raise BackendError(f"{self.address} does not list its models as vLLM does: {first(error)}") from error
         return next((model.max_model_len for model in models if model.max_model_len), None)
 
     def load(self, name: str, path: Path, *, rank: int) -> None:
@@ -204,7 +206,7 @@ class _Server(OpenAIBackend):
             completion = _COMPLETION.validate_python(told)
             [choice] = completion.choices
         except ValueError as error:
-            said = _first(error) if isinstance(error, ValidationError) else "it has no choices"
+            said = first(error) if isinstance(error, ValidationError) else "it has no choices"
             raise BackendError(f"{self.address} does not answer with token ids and their probabilities, as vLLM does: {said}") from error
         if choice.finish_reason not in ("stop", "length"):
             raise BackendError(f"{self.address} gave up the prompt ({choice.finish_reason})", retryable=True)
@@ -215,7 +217,7 @@ class _Server(OpenAIBackend):
     def _refused(self, error: BackendError, path: Path, rank: int) -> UsageError | None:
         """How the server has to be started, where that is why it does not load an adapter."""
         said, status = str(error), getattr(error.__context__, "status_code", None)
-        start = _START.format(rank=max(8, 1 << (rank - 1).bit_length()))
+        start = _START.format(rank=served_rank(rank))
         if "No adapter found" in said:
             advice = "they have to run on one machine, or `folder` has to be one that both see under this path"
             return UsageError(f"{self.address} does not see {path}, where this process has written its adapter: {advice}")
@@ -272,9 +274,3 @@ class _Completion:
 
 
 _MODELS, _COMPLETION = TypeAdapter(_Models), TypeAdapter(_Completion)
-
-
-def _first(error: ValidationError) -> str:
-    """What does not fit, without all that the server has sent."""
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the answer'}: {first['msg']}"

@@ -1,12 +1,15 @@
-"""What a training run is told: numbers whose defaults are those of the published runs."""
+"""What a training run is told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.settings import check_int, check_number, given
 from memagent_integrations.training.losses import Clip
+
+Schedule = Literal["constant_with_warmup", "linear", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +26,18 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Multi-conversation DAPO. Defaults: the runs of MemAgent (arXiv:2507.02259); the options beyond them are those of DAPO (arXiv:2503.14476).
+    """Multi-conversation DAPO.
+
+    The defaults of group, questions, updates, learning_rate, schedule, warmup, temperature, clip and kl are those of MemAgent (arXiv:2507.02259); the
+    options beyond them are those of DAPO (arXiv:2503.14476).
 
     Args:
         steps: batches of rollouts.
         questions: questions of a batch, over all processes.
         group: rollouts of a question.
         updates: optimizer steps a batch, however many turns the documents take.
-        learning_rate: of AdamW, constant after `warmup` optimizer steps.
+        learning_rate: of AdamW, after `warmup` optimizer steps in which it rises from 0.
+        schedule: how it goes on: "constant_with_warmup", or falling to 0 at the end of the run, "linear" or "cosine".
         weight_decay: of AdamW.
         max_grad_norm: gradients are scaled down to this norm.
         temperature: with which rollouts are sampled.
@@ -43,8 +50,8 @@ class Settings:
         rescore: compute the log-probabilities of the rollouts anew before the first update; else those of the sampling count.
         correction: the most that a token may weigh because sampling and training computed other probabilities (takes `rescore`); None: all weigh 1.
         format_reward: added to the reward of an answer in the prescribed form.
-        lora: the adapter that is trained; None: all weights are, in float32, unless the policy has an adapter already. An adapter takes a
-            `learning_rate` ten to a hundred times as high.
+        lora: the adapter that is trained; None: all weights are, in float32, unless the policy has an adapter already. An adapter usually
+            wants a higher `learning_rate`; the recipes take 1e-5.
         share: compute what the rollouts of a question begin with once. A model that cannot do it is trained the plain way.
         tokens: most tokens of one forward pass, padding included; what rows share counts once.
         gradient_checkpointing: compute activations anew in place of keeping them; it rules out `share`.
@@ -63,6 +70,7 @@ class Settings:
     group: int = 16
     updates: int = 16
     learning_rate: float = 1e-6
+    schedule: Schedule = "constant_with_warmup"
     warmup: int = 20
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
@@ -89,6 +97,8 @@ class Settings:
     def __post_init__(self) -> None:
         check_int(steps=self.steps, questions=self.questions, updates=self.updates, tokens=self.tokens, save_every=self.save_every, keep=self.keep)
         check_int(least=2, group=self.group)
+        if self.schedule not in get_args(Schedule):
+            raise UsageError(f"schedule has to be one of {', '.join(get_args(Schedule))}, not {self.schedule!r}")
         check_int(least=0, warmup=self.warmup, overlong=self.overlong, seed=self.seed, refills=self.refills)
         check_int(least=0, evaluate_every=self.evaluate_every, readings_every=self.readings_every)
         check_number(learning_rate=self.learning_rate, weight_decay=self.weight_decay, max_grad_norm=self.max_grad_norm, kl=self.kl)

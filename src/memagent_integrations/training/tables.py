@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,8 +15,8 @@ from memagent_integrations.errors import UsageError, why
 Record = TypeVar("Record")
 
 
-def load(path: str | Path, adapter: TypeAdapter[Record], what: str, said: Callable[[ValidationError], str], beside: Sequence[str] = ()) -> Record:
-    """The record in a file. `said` words what does not fit it; the values of the keys `beside` are paths beside the file.
+def load(path: str | Path, adapter: TypeAdapter[Record], what: str, beside: Sequence[str] = ()) -> Record:
+    """The record in a file. The values of the keys `beside` are paths beside the file.
 
     Raises:
         UsageError: the file cannot be read, or is no `what`.
@@ -31,6 +31,15 @@ def load(path: str | Path, adapter: TypeAdapter[Record], what: str, said: Callab
     except OSError as error:
         raise UsageError(f"cannot read {str(path)!r}: {why(error)}") from error
     except ValidationError as error:
-        raise UsageError(f"{path} is no {what}: {said(error)}") from error
+        raise UsageError(f"{path} is no {what}: {first(error)}") from error
     except (ValueError, UsageError) as error:  # not TOML, not UTF-8, a path with a NUL in it; or what the records say of their values
         raise UsageError(f"{path} is no {what}: {error}") from error
+
+
+def first(error: ValidationError) -> str:
+    """The first thing that does not fit, and where it stands."""
+    found = error.errors()[0]
+    place = [str(part + 1) if isinstance(part, int) else str(part) for part in found["loc"]]
+    if found["type"] == "unexpected_keyword_argument":
+        return f"there is no key {place[-1]!r}" + (f" in {' '.join(place[:-1])}" if place[1:] else "")
+    return f"{' '.join(place)}: {found['msg']}"

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
 
 from memagent_integrations.backends.base import digest
 from memagent_integrations.backends.transformers import freed, out_of_memory
@@ -33,7 +34,7 @@ from memagent_integrations.training.groups import compared, describe
 from memagent_integrations.training.learning import Rows, backward
 from memagent_integrations.training.metrics import Sums
 from memagent_integrations.training.mixture import Drawn
-from memagent_integrations.training.policy import learning, named, start, swapped
+from memagent_integrations.training.policy import named, recomputing, start, swapped
 from memagent_integrations.training.rollouts import Reward, Rollout, answer_reward, roll_out
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
@@ -43,10 +44,8 @@ _log = logging.getLogger(__name__)
 Draw = Callable[[int, float], Drawn]
 """Question number n of the training data, at a share of the run (0.0 its beginning, 1.0 its end): the same n and share, the same question."""
 
-_MEANS = (
-    *("reward", "reward_deviation", "collapsed", "failed", "steps_a_rollout", "answer_tokens", "memory_tokens", "kept", "cut"),
-    *("loss", "clipped", "kl", "entropy", "gap", "shared", "tokens"),
-)
+_MEANS = ["reward", "reward_deviation", "collapsed", "failed", "steps_a_rollout", "answer_tokens", "memory_tokens", "kept", "cut"]
+_MEANS += ["loss", "clipped", "kl", "entropy", "gap", "shared", "tokens"]
 
 
 @dataclass(kw_only=True)
@@ -72,6 +71,7 @@ class Trainer:
         reward: what a reading is worth; by default the score of its answer.
         accelerator: processes, which share the questions of a batch, and trackers that were begun with `init_trackers`; by default what the process
             was launched with.
+        origin: what `draw`, `reward` and `validation` were made of, in JSON: with another one a training does not go on.
 
     Raises:
         UsageError: a setting is wrong, the policy is on another device, or the folder holds a training with other settings.
@@ -87,6 +87,7 @@ class Trainer:
         validation: Mapping[str, Sequence[Drawn]] | None = None,
         reward: Reward = answer_reward,
         accelerator: Accelerator | None = None,
+        origin: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(reader.backend, Sampler):
             raise UsageError(f"training takes a reader whose backend is a Sampler, not {reader.backend!r}")
@@ -104,19 +105,22 @@ class Trainer:
             raise UsageError(f"questions ({settings.questions}) has to be a multiple of the processes ({self.accelerator.num_processes})")
         start(self.policy, settings)
         self.optimizer = torch.optim.AdamW(list(named(self.policy.model).values()), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-        self.scheduler = LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / (settings.warmup + 1)))
+        total = settings.steps * settings.updates
+        self.scheduler = get_scheduler(settings.schedule, self.optimizer, num_warmup_steps=settings.warmup, num_training_steps=total)
         reason = cannot_share(self.policy.model) if settings.share else None
         if reason:
             _log.warning("every rollout is computed whole, as this model cannot share what rollouts begin with: %s", reason)
         self.policy.share = settings.share and not reason
-        begun = asdict(settings) | {
+        fingerprint = asdict(settings) | {
             "processes": self.accelerator.num_processes,
             "model": self.policy.name,
             "adapter": self.policy.identity["adapter"],
+            "budgets": asdict(reader.budgets),
+            "prompts": digest(f"{reader.prompts}"),
+            "origin": dict(origin or {}),
         }
-        begun |= {"budgets": asdict(reader.budgets), "prompts": digest(f"{reader.prompts}")}
-        parts = {"optimizer": self.optimizer, "scheduler": self.scheduler}
-        self.checkpoints = Checkpoints(folder=self.folder, begun=begun, model=self.policy.model, learner=parts)
+        stateful = {"optimizer": self.optimizer, "scheduler": self.scheduler}
+        self.checkpoints = Checkpoints(folder=self.folder, fingerprint=fingerprint, model=self.policy.model, stateful=stateful)
         self.reference = self._started() if settings.kl else {}
         self.place = self.checkpoints.resume() or Place(positions=(0,) * self.accelerator.num_processes)
         self._drawn = self.place.positions[self.accelerator.process_index]
@@ -124,17 +128,24 @@ class Trainer:
             metrics.rewind(self.folder / "metrics.jsonl", self.place.step)
 
     def train(self) -> Iterator[dict[str, float]]:
-        """Go through the batches that are left; the metrics of each, when its checkpoint is written."""
+        """Go through the batches that are left; the metrics of each, when its checkpoint is written.
+
+        What they mean stands in docs/training.md; times are in seconds, log-probabilities in nats.
+
+        Raises:
+            BackendError: no rollout of a batch came to an end, or the memory does not suffice.
+            UsageError: a reward or a gradient is not finite, or the folder cannot be written.
+        """
         settings = self.settings
         if not self.place.step and settings.evaluate_every and self.validation:
             self._record({"step": 0} | self.evaluate())
         while self.place.step < settings.steps:
-            line = self.batch()
+            line = {"step": self.place.step + 1} | self.batch()
             positions = self.accelerator.gather(torch.tensor([self._drawn], device=self.accelerator.device)).tolist()
             self.place = replace(self.place, step=self.place.step + 1, positions=tuple(positions))
             if settings.evaluate_every and self.validation and self._due(settings.evaluate_every):
                 line |= self.evaluate()
-            self._record({"step": self.place.step} | line)
+            self._record(line)
             if self._due(settings.save_every):
                 self._by_one(lambda: self.checkpoints.save(self.place, keep=settings.keep))
             yield line
@@ -147,11 +158,12 @@ class Trainer:
         batch = self.collect(sums)
         self._show(batch)
         read = time.perf_counter()
+        rate = float(self.scheduler.get_last_lr()[0])  # of the first update
         norms = self.learn(batch, sums)
         learned = time.perf_counter()
         line = sums.means(self.accelerator, _MEANS)
         tokens = line.pop("tokens", 0.0) * self.accelerator.num_processes
-        line |= {"learning_rate": float(self.scheduler.get_last_lr()[0]), "gradient_norm": sum(norms) / max(len(norms), 1), "updates": len(norms)}
+        line |= {"learning_rate": rate, "gradient_norm": sum(norms) / max(len(norms), 1), "updates": len(norms)}
         return line | {"rollout_seconds": read - began, "learn_seconds": learned - read, "tokens_a_second": tokens / (learned - began)}
 
     def collect(self, sums: Sums) -> Batch:
@@ -165,7 +177,8 @@ class Trainer:
             rounds -= 1
             asked = [self._next() for _ in range(wanted - groups)]
             rollouts, failed = roll_out(self.reader, asked, group=settings.group, reward=self.reward, format_reward=settings.format_reward)
-            errors += [reading.error for reading in failed if reading.error]
+            errors += failed
+            describe(rollouts, sums)
             kept, worth = compared(rollouts, settings, sums) if rollouts else ([], [])
             groups += len({rollout.group for rollout in kept})
             batch.rollouts += kept
@@ -174,30 +187,32 @@ class Trainer:
             ended += len(rollouts)
         if not self._total(ended):
             raise errors[0] if errors else BackendError("no rollout of the batch came to an end")
-        describe(batch.rollouts, sums)
         return batch
 
     def learn(self, batch: Batch, sums: Sums) -> list[float]:
         """The optimizer steps of a batch; the norm of the gradient at each."""
         settings, model = self.settings, self.policy.model
         rows = self._rows(batch)
-        dealt = deal(rows.said, settings.updates, share=self.policy.share)
-        total = self._total(sum(len(row.output_ids) for row in rows.said)) / settings.updates
+        dealt = deal(rows.conversations, settings.updates, share=self.policy.share)
+        total = self._total(sum(len(row.output_ids) for row in rows.conversations)) / settings.updates
         every = [bundle for part in dealt for bundle in part]
-        prompts = sum(len(row.prompt_ids) for row in rows.said)
-        sums.add("shared", torch.tensor(float(sum(bundle.saved() for bundle in every))), prompts)
-        sums.add("tokens", [float(sum(len(row.prompt_ids) + len(row.output_ids) for row in rows.said))])
+        prompts = sum(len(row.prompt_ids) for row in rows.conversations)
+        sums.add("shared", [float(sum(bundle.saved() for bundle in every))], prompts)
+        sums.add("tokens", [float(sum(len(row.prompt_ids) + len(row.output_ids) for row in rows.conversations))])
         norms: list[float] = []
         with self._memory():
             rows = self._scored(rows, every)
             for part in dealt if total else ():
-                with learning(model):
+                with recomputing(model):
                     backward(model, rows, part, settings, tokens=total, sums=sums, moved=bool(norms))
                 norms.append(self._update())
         return norms
 
     def evaluate(self) -> dict[str, float]:
-        """The mean score of greedy readings, by the name of the validation set; "validation" is the mean of these, and the best is kept."""
+        """The mean score of greedy readings, by the name of the validation set; "validation" is the mean of these, and the best is kept.
+
+        Where a call failed there is no such mean: "validation_failed" is their share.
+        """
         index, processes = self.accelerator.process_index, self.accelerator.num_processes
         sums = Sums()
         self._publish()
@@ -208,11 +223,12 @@ class Trainer:
                 sums.add(f"validation/{name}", [rollout.reward for rollout in rollouts])
                 sums.add("failed", [1.0] * len(failed) + [0.0] * len(rollouts))
         line = sums.means(self.accelerator, [f"validation/{name}" for name in self.validation])
-        line["validation"] = sum(line.values()) / max(len(line), 1)
-        line["validation_failed"] = sums.means(self.accelerator, ["failed"]).get("failed", 0.0)
-        if not line["validation_failed"] and (self.place.best is None or line["validation"] > self.place.best):
-            self.place = replace(self.place, best=line["validation"])
-            self._by_one(lambda: self.checkpoints.keep_best(self.place))
+        line["validation_failed"] = sums.means(self.accelerator, ["failed"])["failed"]
+        if not line["validation_failed"]:
+            line["validation"] = mean(line[f"validation/{name}"] for name in self.validation)
+            if self.place.best is None or line["validation"] > self.place.best:
+                self.place = replace(self.place, best=line["validation"])
+                self._by_one(lambda: self.checkpoints.keep_best(self.place))
         return line
 
     def _next(self) -> Drawn:
@@ -225,21 +241,21 @@ class Trainer:
         """A row for each conversation; those of advantage 0 count as tokens, and in the divergence from the start."""
         each = zip(batch.rollouts, batch.advantages, strict=True)
         pairs = [(said, worth) for rollout, worth in each for said in rollout.conversations]
-        return Rows(said=[said for said, _ in pairs], advantages=[worth for _, worth in pairs])
+        return Rows(conversations=[said for said, _ in pairs], advantages=[worth for _, worth in pairs])
 
     def _scored(self, rows: Rows, every: Sequence[Any]) -> Rows:
         """The rows with the probabilities that training computes for them, and those of the start."""
         settings, model = self.settings, self.policy.model
 
         def scored() -> list[Tensor]:
-            return scores(model, rows.said, every, temperature=settings.temperature, tokens=settings.tokens)
+            return scores(model, rows.conversations, every, temperature=settings.temperature, tokens=settings.tokens)
 
-        old = scored() if settings.rescore else None
+        old = scored() if settings.rescore and settings.updates > 1 else None  # of one update, the forward pass that learns computes them too
         reference = None
         if settings.kl:
             with swapped(model, self.reference):
                 reference = scored()
-        return Rows(said=rows.said, advantages=rows.advantages, old=old, reference=reference)
+        return replace(rows, old=old, reference=reference)
 
     def _total(self, count: float) -> float:
         """That of all processes."""
@@ -263,7 +279,7 @@ class Trainer:
 
     @contextmanager
     def _memory(self) -> Iterator[None]:
-        """Say what can be done where the memory does not suffice."""
+        """Turn running out of memory into an error that names the setting to lower."""
         try:
             yield
         except Exception as error:
@@ -296,7 +312,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _publish(self) -> None:
-        """Have replies written with the weights of now. Where a server does that, one process tells it, and the others which name they have there."""
+        """Where a server writes replies, give it the weights as they are. One process does; the others are told the name that they have there."""
         names = [self.policy.publish() if self.accelerator.is_main_process else None]
         [self.policy.published] = broadcast_object_list(names)
 

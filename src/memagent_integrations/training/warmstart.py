@@ -7,10 +7,11 @@ from itertools import islice
 
 import torch
 
+from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Message
 from memagent_integrations.settings import check_int, check_number
 from memagent_integrations.training.forward import forwards
-from memagent_integrations.training.policy import named
+from memagent_integrations.training.policy import named, recomputing
 from memagent_integrations.training.prefixes import whole
 from memagent_integrations.training.sampler import Sampler
 
@@ -24,20 +25,23 @@ def warm_start(
     """Supervised steps over `batch` replies each, until there are no more; yields the loss of each: the mean of -log p over all tokens shown.
 
     Raises:
-        UsageError: a number is wrong, or a prompt does not fit the model's window.
+        UsageError: a number is wrong, nothing of the model learns, or a prompt does not fit its window.
     """
     check_int(batch=batch, tokens=tokens)
     check_number(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
     parameters = list(named(policy.model).values())
+    if not parameters:
+        raise UsageError("no weights of this model learn; make it ready with training.policy.start")
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
     replies = (policy.shown(messages, reply) for messages, reply in shown)
     while rows := list(islice(replies, batch)):
         total = sum(len(row.output_ids) for row in rows)
         spent = 0.0
-        for part in forwards(policy.model, rows, [whole(rows)], temperature=1.0, tokens=tokens):
-            loss = -part.logprobs.sum() / total
-            torch.autograd.backward(loss)
-            spent += loss.item()
+        with recomputing(policy.model):
+            for part in forwards(policy.model, rows, [whole(rows)], temperature=1.0, tokens=tokens):
+                loss = -part.logprobs.sum() / total
+                torch.autograd.backward(loss)
+                spent += loss.item()
         torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()

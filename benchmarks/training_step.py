@@ -24,11 +24,13 @@ SHOWN = ("rollout_seconds", "learn_seconds", "tokens_a_second", "shared", "steps
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path)
+    parser.add_argument("--adapter", type=Path, help="that of a warm start")
     parser.add_argument("--output", type=Path, help="a JSON file")
     told = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        subprocess.run([sys.executable, "-m", "memagent_integrations.cli", "train", "run", told.recipe, "--output", run], check=True)
+        more = ["--adapter", told.adapter] if told.adapter else []
+        subprocess.run([sys.executable, "-m", "memagent_integrations", "train", "run", told.recipe, "--output", run, *more], check=True)
         lines = [line for line in read(run / "metrics.jsonl") if line["step"]]
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     figures = {

@@ -259,7 +259,7 @@ def test_the_adapter_of_a_warm_start_goes_on_and_the_divergence_is_from_there(mo
     warm = trainer(model, tmp_path / "warm", steps=2, lora=Lora(rank=4, alpha=8), learning_rate=1e-2)
     list(warm.train())
     warm.policy.model.save_pretrained(tmp_path / "adapter")
-    found = trainer(model, tmp_path / "run", adapter=tmp_path / "adapter", steps=2, updates=1, kl=0.01, lora=Lora())
+    found = trainer(model, tmp_path / "run", adapter=tmp_path / "adapter", steps=2, updates=1, kl=0.01)
     assert torch.equal(weights(found), weights(warm))
     plain = {name: parameter.clone() for name, parameter in found.policy.model.named_parameters() if not parameter.requires_grad}
     first, second = [one["kl"] for one in found.train()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,11 +113,15 @@ def test_from_nothing_to_a_policy_that_reads(model: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("steps = 2", "stepps = 2", "training.stepps"),
+        ("steps = 2", "stepps = 2", "no key 'stepps' in training"),
         ('model = "transformers:', 'model = "openai:', "transformers:NAME"),
         ('mixture = "mixture.toml"', 'mixture = "missing.toml"', "missing.toml"),
         ("group = 2", "group = 1", "group"),
         ("samples = 2", "samples = 0", "samples"),
+        ('[[validation]]\nname = "niah_single_1"\nlengths = [400]', '[[validation]]\nname = "niah_single_1"', "needs lengths, in tokens"),
+        ("samples = 2", "samples = 2\n[[validation]]\nname = 'niah_single_1'\nlengths = [800]", "stands there twice"),
+        ("lengths = [400]\nsamples", "lengths = [-5]\nsamples", "length has to be"),
+        ("steps = 2", "steps = 2\nschedule = 'sometimes'", "schedule"),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused_before_a_model_is_loaded(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -150,3 +156,23 @@ def test_a_folder_without_a_training_cannot_be_drawn(tmp_path: Path) -> None:
     refused = train("plot", tmp_path)
     assert refused.exit_code == 2
     assert "no metrics" in refused.output
+
+
+def test_metrics_that_are_none_are_told_with_their_line(tmp_path: Path) -> None:
+    for wrong in (b'{"step": 1}\n{"step"\n', b'{"step": 1}\n5\n', b'{"step": 1}\n{"reward": 1}\n', b'{"step": 1}\n\xff\n', b'{"step": 1}\n\n'):
+        (tmp_path / "metrics.jsonl").write_bytes(wrong)
+        refused = train("plot", tmp_path)
+        assert refused.exit_code == 2
+        assert "line 2 is no line of metrics" in " ".join(refused.output.split())
+
+
+def test_where_a_policy_cannot_be_written_is_told_before_the_work(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused = train("sft", recipe(tmp_path, tmp_path / "no model"), "--output", tmp_path / "file" / "warm")
+    assert refused.exit_code == 2
+    assert "cannot write the policy" in " ".join(refused.output.split())
+
+
+def test_the_command_line_is_a_module_for_launchers() -> None:
+    told = subprocess.run([sys.executable, "-m", "memagent_integrations", "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("memagent ")

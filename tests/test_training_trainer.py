@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
+from safetensors.torch import load_file, save_file  # noqa: E402
 from tiny_trainer import SMALL, draw, drawn, echo, figures, model_of, reader_of, trainer, weights  # noqa: E402
 
 from memagent_integrations.backends import ScriptedBackend  # noqa: E402
@@ -198,3 +200,86 @@ def test_prompts_are_sampled_together_as_their_replies_fit(model: Path) -> None:
     prompts = [Prompt(index=0, phase="memory", messages=(Message(role="user", content="k0 " * 10),), max_tokens=40) for _ in range(5)]
     assert all(isinstance(reply, Sampled) for reply in sampler.complete_batch(prompts))
     assert max(widths) == 2
+
+
+def test_a_folder_with_other_things_is_left_alone(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "thesis.tex").write_text("years")
+    with pytest.raises(UsageError, match="a folder of its own"):
+        trainer(model, tmp_path)
+    assert (tmp_path / "policy" / "thesis.tex").read_text() == "years"
+    with pytest.raises(UsageError, match="cannot write"):
+        trainer(model, tmp_path / "policy" / "thesis.tex")
+
+
+def test_two_trainings_do_not_write_into_one_folder(model: Path, tmp_path: Path) -> None:
+    one, other = (trainer(model, tmp_path) for _ in range(2))
+    going = one.train()
+    next(going)
+    with pytest.raises(UsageError, match="another training writes"):
+        next(other.train())
+    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1]
+    going.close()
+    assert next(trainer(model, tmp_path).train())["step"] == 2
+
+
+def test_a_policy_that_has_learned_begins_no_other_training(model: Path, tmp_path: Path) -> None:
+    first = trainer(model, tmp_path / "first", steps=2)
+    next(first.train())
+    again = Trainer(first.reader, draw, first.settings, tmp_path / "first", reward=echo)
+    assert again.place.step == 1
+    with pytest.raises(UsageError, match="load it anew"):
+        Trainer(first.reader, draw, first.settings, tmp_path / "second", reward=echo)
+
+
+def test_other_weights_or_other_data_are_another_training(model: Path, tmp_path: Path) -> None:
+    next(trainer(model, tmp_path / "run").train())
+    with pytest.raises(UsageError, match="weights: "):
+        trainer(model_of(tmp_path / "other", 1), tmp_path / "run")
+    reader = reader_of(model)
+    with pytest.raises(UsageError, match="origin: "):
+        Trainer(reader, draw, Settings(**SMALL | {"steps": 3}), tmp_path / "run", origin={"mixture": "another"})
+
+
+def test_an_interrupted_batch_is_gone_on_with_by_a_new_trainer(model: Path, tmp_path: Path) -> None:
+    """Interrupted between two updates of the first batch, before there is any checkpoint."""
+    whole = list(trainer(model, tmp_path / "whole", steps=2).train())
+    found = trainer(model, tmp_path / "parts", steps=2)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = found.optimizer.register_step_post_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        list(found.train())
+    hook.remove()
+    with pytest.raises(UsageError, match="make a new Trainer"):
+        list(found.train())
+    again = Trainer(found.reader, draw, found.settings, tmp_path / "parts", reward=echo)
+    assert figures(list(again.train()))[1] == pytest.approx(figures(whole)[1], abs=1e-6)
+
+
+def test_a_question_that_cannot_be_read_is_left_out(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def long(number: int, share: float) -> Any:
+        found = drawn(("train", number))
+        return replace(found, sample=replace(found.sample, question="k0 " * 50)) if number in (1, 2) else found
+
+    found = trainer(model, tmp_path, steps=1, draw=long)
+    batch = found.collect(Sums())
+    assert len(batch.rollouts) == 16
+    assert caplog.text.count("is left out") == 2
+    with pytest.raises(UsageError, match="of the validation far cannot be read"):
+        list(trainer(model, tmp_path / "v", evaluate_every=1, validation={"far": [long(1, 0.0)]}).train())
+    with pytest.raises(UsageError, match="question"):
+        trainer(model, tmp_path / "all", draw=lambda number, share: long(1, share)).collect(Sums())
+
+
+def test_an_adapter_of_another_shape_is_told(model: Path, tmp_path: Path) -> None:
+    first = trainer(model, tmp_path / "first", lora=Lora(rank=2, alpha=4))
+    first.policy.model.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(UsageError, match="rank 2 and alpha 4, the settings say 8 and 4"):
+        trainer(model, tmp_path / "second", adapter=tmp_path / "adapter", lora=Lora(rank=8, alpha=4))
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({f"other.{name}": weight for name, weight in load_file(weights).items()}, weights)
+    with pytest.raises(UsageError, match="missing adapter keys"):
+        trainer(model, tmp_path / "third", adapter=tmp_path / "adapter")

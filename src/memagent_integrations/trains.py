@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from memagent_integrations import options, progress, training
-from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -87,8 +86,7 @@ def make_data(
 def warm_up(recipe: _Recipe, output: _Policy, data: options.DataDir = None, quiet: options.Quiet = False) -> None:
     """Show a model constructed readings of the recipe's mixture, and write it as a policy to go on from (`adapter` in the recipe)."""
     told = replace(training.part("recipe").Recipe.load(recipe), adapter=None, server=None)  # the adapter is made here, and nothing is sampled
-    if output.exists():
-        raise UsageError(f"{str(output)!r} is there already; name another folder")
+    training.part("export").check(output)
     with _steps("warm start", None, quiet=quiet) as advance, told.reader() as reader:
         for loss in told.warm_up(reader, Data(data)):
             advance(f"loss {loss:.4f}")
@@ -126,8 +124,9 @@ def draw(folder: _Trained, output: _Picture = None) -> None:
 
 def _line(told: dict[str, float]) -> str:
     """What a person wants to know of a batch."""
-    names = ("reward", "validation", "collapsed", "kl", "entropy", "gradient_norm", "rollout_seconds", "learn_seconds")
-    return ", ".join(f"{name.replace('_', ' ')} {told[name]:.3g}" for name in names if name in told)
+    names = ("reward", "validation", "collapsed", "failed", "kl", "entropy", "gradient_norm", "rollout_seconds", "learn_seconds")
+    shown = [name for name in names if name in told and (told[name] or name != "failed")]
+    return ", ".join(f"{name.replace('_', ' ')} {told[name]:.3g}" for name in shown)
 
 
 @contextmanager

@@ -350,4 +350,5 @@ def _with_adapter(model: Any, adapter: str | Path) -> Any:
     except ImportError as error:
         raise MissingExtra.extra("peft", "transformers") from error
     with adapting(), _loading(str(adapter), "adapter has to be a folder or Hugging Face name of a LoRA adapter made for this model"):
+        warnings.filterwarnings("error", "Found missing adapter keys")  # weights that are not in it would stay random
         return PeftModel.from_pretrained(model, str(adapter))

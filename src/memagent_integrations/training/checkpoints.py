@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from memagent_integrations.backends.chat import one_line
@@ -20,6 +21,8 @@ from memagent_integrations.settings import changed
 from memagent_integrations.training.policy import named
 
 _WEIGHTS, _LEARNER, _STATE = "weights.safetensors", "learner.pt", "state.json"
+LOCK = "training.lock"
+_OURS = ("metrics.jsonl", LOCK, "checkpoints", "start.new", f"best/{_STATE}")
 _MAY_DIFFER = ("steps", "evaluate_every", "save_every", "keep", "readings_every", "tokens")
 """Settings that may be others when a training goes on."""
 
@@ -60,13 +63,21 @@ class Checkpoints:
             shutil.rmtree(old)
 
     def start(self) -> dict[str, torch.Tensor]:
-        """The weights with which the training began; they are written when this is first called.
+        """The weights with which the training began; they are written when this is first called, and taken again where there is no checkpoint yet.
 
         Raises:
-            UsageError: they are those of another training, damaged, or cannot be written.
+            UsageError: they are those of another training, damaged, or cannot be written; or the folder has been used for something else.
         """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write to {str(self.folder)!r}: {why(error)}") from error
         if (self.folder / "start").is_dir():
             self._same(self.folder / "start")
+            if not self._found():
+                load(self.model, self.folder / "start")
+        elif any(self.folder.iterdir()) and not any((self.folder / name).exists() for name in _OURS):
+            raise UsageError(f"{str(self.folder)!r} holds what no training has written; give a folder of its own")
         else:
             self._write(self.folder / "start", Place())
         return {name: weight.to(self.model.device) for name, weight in _weights(self.model, self.folder / "start").items()}
@@ -133,8 +144,9 @@ class Checkpoints:
             new.replace(target)
             _sync(target.parent)
             shutil.rmtree(old, ignore_errors=True)
-        except OSError as error:
-            raise UsageError(f"cannot write {str(target)!r}: {why(error)}") from error
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch and safetensors tell of a full disk in their own ways
+            shutil.rmtree(new, ignore_errors=True)
+            raise UsageError(f"cannot write {str(target)!r}: {why(error) if isinstance(error, OSError) else one_line(error)}") from error
 
 
 def load(model: Any, checkpoint: str | Path) -> None:

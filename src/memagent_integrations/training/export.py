@@ -57,10 +57,8 @@ def save(model: Any, tokenizer: Any, directory: str | Path, *, policy: Policy, f
         UsageError: the directory is there already, or cannot be written.
     """
     target = Path(directory)
-    if target.exists():
-        raise UsageError(f"{target} is there already; name another folder, or remove it")
+    check(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as beside:
             folder = Path(beside) / target.name
             _write(model, tokenizer, folder, policy, figures)
@@ -68,6 +66,21 @@ def save(model: Any, tokenizer: Any, directory: str | Path, *, policy: Policy, f
     except (OSError, ValueError, SafetensorError) as error:  # a path with a NUL in it is a ValueError
         raise UsageError(f"cannot write the policy to {str(target)!r}: {why(error)}") from error
     return policies.load(target)
+
+
+def check(target: Path) -> None:
+    """See that a policy can be written there, before hours of work go into it.
+
+    Raises:
+        UsageError: the directory is there already, or cannot be made.
+    """
+    if target.exists():
+        raise UsageError(f"{str(target)!r} is there already; name another folder, or remove it")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=target.parent).cleanup()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot write the policy to {str(target)!r}: {why(error)}") from error
 
 
 def save_adapter(model: PeftModel, folder: Path) -> None:

@@ -55,10 +55,20 @@ def write(path: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines that are whole."""
+    """The lines that are whole, each with its "step".
+
+    Raises:
+        UsageError: the file holds something else.
+    """
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    lines = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            lines.append({"step": int((found := json.loads(line))["step"])} | found)
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(f"{path}, line {number} is no line of metrics ({type(error).__name__}: {error})") from error
+    return lines
 
 
 def rewind(path: Path, step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -13,15 +14,15 @@ from accelerate import Accelerator, InitProcessGroupKwargs, PartialState
 from accelerate.tracking import get_available_trackers
 from pydantic import ConfigDict, TypeAdapter
 
-from memagent_integrations import models
-from memagent_integrations.errors import UsageError
+from memagent_integrations import models, policies
+from memagent_integrations.errors import UsageError, why
 from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.policies import Policy
 from memagent_integrations.prompts import AnswerFormat, PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout
-from memagent_integrations.settings import check_int
+from memagent_integrations.settings import check_int, check_number, given
 from memagent_integrations.training import checkpoints, export, metrics, tables
 from memagent_integrations.training.mixture import Drawn, Mixture
 from memagent_integrations.training.policy import start
@@ -48,6 +49,8 @@ class Validation:
 
     def __post_init__(self) -> None:
         check_int(samples=self.samples)
+        for length in self.lengths:
+            check_int(length=length)
         if self.name in tasks.TRAINING:
             raise UsageError(f"the questions of {self.name} are for training; validate with others")
 
@@ -64,6 +67,7 @@ class WarmStart:
 
     def __post_init__(self) -> None:
         check_int(readings=self.readings, batch=self.batch)
+        check_number(learning_rate=self.learning_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +127,12 @@ class Recipe:
     cpu: bool = False
     dtype: str | None = None
 
+    def __post_init__(self) -> None:
+        check_int(**given(rollout_tokens=self.rollout_tokens))
+        names = [one.name for one in self.validation]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"the validation {twice[0]} stands there twice: give it all lengths at once")
+
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
         """The recipe in a TOML file; paths in it are beside the file.
@@ -165,14 +175,16 @@ class Recipe:
         Raises:
             UsageError: the recipe does not fit its data or its model, or the folder holds another training.
         """
-        accelerator = accelerator or self._accelerator(folder)
-        mixture, reward = Mixture.load(self.mixture), load_reward(self.reward) if self.reward else answer_reward
+        given, accelerator = accelerator, accelerator or self._accelerator(folder)
+        mixture, reward = Mixture.load(self.mixture), load_reward(self.reward) if self.reward is not None else answer_reward
         mixture.tasks(data)  # what is wrong with them is told before a model is loaded
         held = [(tasks.load(one.name, data), one) for one in self.validation]
         trained = {part.name for part in mixture.parts}
         for task, one in held:
             if bool(one.lengths) != bool(task.unit):
                 raise UsageError(f"the validation {one.name} {f'needs lengths, in {task.unit}' if task.unit else 'takes no lengths'}")
+            if task.size is not None and one.samples > task.size:
+                raise UsageError(f"the validation {one.name} has {task.size} samples, not {one.samples}")
             if one.name in trained and one.name.startswith("jsonl:"):
                 raise UsageError(f"{one.name} is trained on; validate with others")
         reader = self.reader()
@@ -186,17 +198,21 @@ class Recipe:
         def draw(position: int, share: float) -> Drawn:
             return mixture.draw(position, seed=seed, share=share, data=data, count=count)
 
-        origin = {"mixture": asdict(mixture), "reward": self.reward, "validation": [asdict(one) for one in self.validation]}
-        return Trainer(reader, draw, self.training, folder, validation=validation, reward=reward, accelerator=accelerator, origin=origin)
+        files = {
+            name: _digest(name.removeprefix("jsonl:")) for name in {*trained, *(one.name for one in self.validation)} if name.startswith("jsonl:")
+        }
+        origin = {"files": files, "mixture": asdict(mixture), "reward": self.reward, "validation": [asdict(one) for one in self.validation]}
+        trainer = Trainer(reader, draw, self.training, folder, validation=validation, reward=reward, accelerator=accelerator, origin=origin)
+        if not given:
+            accelerator.init_trackers("memagent", config={name: str(value) for name, value in asdict(self.training).items()})
+        return trainer
 
     def _accelerator(self, folder: str | Path) -> Accelerator:
         """The processes that train: they wait long for one another, as their documents may differ in length."""
         if missing := set(self.trackers) - set(map(str, get_available_trackers())):
             raise UsageError(f"no tracker {min(missing)!r} that accelerate knows is installed; pip install it")
         waiting = InitProcessGroupKwargs(timeout=timedelta(hours=6))
-        accelerator = Accelerator(cpu=self.cpu, log_with=list(self.trackers) or None, project_dir=str(folder), kwargs_handlers=[waiting])
-        accelerator.init_trackers("memagent", config={name: str(value) for name, value in asdict(self.training).items()})
-        return accelerator
+        return Accelerator(cpu=self.cpu, log_with=list(self.trackers) or None, project_dir=str(folder), kwargs_handlers=[waiting])
 
     def warm_up(self, reader: Reader, data: Data) -> Iterator[float]:
         """Show constructed readings to a reader's policy, which is made ready as `training` says; yields the loss of each step (`warm_start`).
@@ -230,7 +246,7 @@ class Recipe:
         """
         told = list(lines)
         rewards = [line["reward"] for line in told if "reward" in line]
-        evaluated = [line for line in told if "validation" in line]
+        evaluated = [line for line in told if "validation" in line]  # not where a call failed
         names = sorted(name.removeprefix("validation/") for name in (evaluated[0] if evaluated else ()) if name.startswith("validation/"))
         best = max(evaluated, key=lambda line: line["validation"]) if evaluated else {}
         scores = {name: (evaluated[0][f"validation/{name}"], best[f"validation/{name}"]) for name in names}
@@ -258,8 +274,18 @@ def finished(trainer: Trainer, recipe: Recipe) -> Policy:
     best = trainer.folder / "best"
     if best.is_dir():
         checkpoints.load(trainer.policy.model, best)
-    shutil.rmtree(trainer.folder / "policy", ignore_errors=True)  # of the same training, when it was shorter
-    return recipe.save(trainer.reader, trainer.folder / "policy", metrics.read(trainer.folder / "metrics.jsonl"))
+    target = trainer.folder / "policy"
+    if (target / policies.FILE).is_file():  # of the same training, when it was shorter
+        shutil.rmtree(target)
+    return recipe.save(trainer.reader, target, metrics.read(trainer.folder / "metrics.jsonl"))
+
+
+def _digest(file: str) -> str:
+    try:
+        with Path(file).open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"cannot read {file!r}: {why(error)}") from error
 
 
 _RECIPE = TypeAdapter(Recipe)

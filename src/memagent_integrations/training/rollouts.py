@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.errors import ContextOverflow, MemAgentError, UsageError
 from memagent_integrations.prompts import last_boxed
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Reading
@@ -35,10 +35,24 @@ class Rollout:
         return tuple(step.reply for step in self.reading.steps if isinstance(step.reply, Sampled))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A reading of question number `group` that says nothing of the policy: a call failed, or the question cannot be read."""
+
+    group: int
+    sample: str
+    error: MemAgentError
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the question will fail again: it is too long, its document is empty, the window is too small."""
+        return isinstance(self.error, UsageError | ContextOverflow)
+
+
 def roll_out(
     reader: Reader, asked: Sequence[Drawn], *, group: int, reward: Reward, format_reward: float = 0.0
-) -> tuple[list[Rollout], list[MemAgentError]]:
-    """Every question read `group` times side by side, by the loop that reads; then what ended the readings that failed.
+) -> tuple[list[Rollout], list[Failure]]:
+    """Every question read `group` times side by side, by the loop that reads; then the readings that failed.
 
     An answer in the prescribed form gets `format_reward` beside its reward.
 
@@ -53,10 +67,10 @@ def roll_out(
         jobs += [(drawn.sample.question, text)] * group
         whose += [number] * group
     rollouts: list[Rollout] = []
-    failed: list[MemAgentError] = []
+    failed: list[Failure] = []
     for number, reading in zip(whose, reader.read_many(jobs), strict=True):
         if reading.error and (not reading.steps or reading.steps[-1].phase != "answer"):
-            failed.append(reading.error)
+            failed.append(Failure(group=number, sample=asked[number].sample.id, error=reading.error))
         else:
             worth = _number(reward(reading, asked[number])) + format_reward * _in_form(reading)
             rollouts.append(Rollout(group=number, reading=reading, reward=worth))
@@ -71,7 +85,7 @@ def answer_reward(reading: Reading, drawn: Drawn) -> float:
 def _number(worth: object) -> float:
     try:
         number = float(worth)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise UsageError(f"a reward has to be a finite number, not {worth!r}")

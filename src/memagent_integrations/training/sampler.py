@@ -37,6 +37,10 @@ class Sampler(TransformersBackend):
         as `TransformersBackend`.
     """
 
+    trained_in: Path | None = None
+    """The folder of the training that it learns in; None: it has not learned."""
+    loaded: str = ""
+    """Tells the weights with which that began from others."""
     published: str | None = None
     """The name under which a server has the weights; None: this process alone has them."""
 

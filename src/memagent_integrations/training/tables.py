@@ -32,7 +32,7 @@ def load(path: str | Path, adapter: TypeAdapter[Record], what: str, beside: Sequ
         raise UsageError(f"cannot read {str(path)!r}: {why(error)}") from error
     except ValidationError as error:
         raise UsageError(f"{path} is no {what}: {first(error)}") from error
-    except (ValueError, UsageError) as error:  # not TOML, not UTF-8, a path with a NUL in it; or what the records say of their values
+    except (ValueError, UsageError, RecursionError) as error:  # not TOML, not UTF-8, a path with a NUL in it; or what the records say of their values
         raise UsageError(f"{path} is no {what}: {error}") from error
 
 

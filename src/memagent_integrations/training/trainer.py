@@ -19,23 +19,24 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from filelock import FileLock, Timeout
 from torch import Tensor
 from transformers import get_scheduler
 
 from memagent_integrations.backends.base import digest
 from memagent_integrations.backends.transformers import freed, out_of_memory
-from memagent_integrations.errors import BackendError, MemAgentError, UsageError
+from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.reader import Reader
 from memagent_integrations.training import metrics
 from memagent_integrations.training.batches import deal
-from memagent_integrations.training.checkpoints import Checkpoints, Place
+from memagent_integrations.training.checkpoints import LOCK, Checkpoints, Place
 from memagent_integrations.training.forward import cannot_share, scores
 from memagent_integrations.training.groups import compared, describe
 from memagent_integrations.training.learning import Rows, backward
 from memagent_integrations.training.metrics import Sums
 from memagent_integrations.training.mixture import Drawn
-from memagent_integrations.training.policy import named, recomputing, start, swapped
-from memagent_integrations.training.rollouts import Reward, Rollout, answer_reward, roll_out
+from memagent_integrations.training.policy import named, recomputing, start, swapped, take
+from memagent_integrations.training.rollouts import Failure, Reward, Rollout, answer_reward, roll_out
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
 
@@ -60,7 +61,7 @@ class Trainer:
     """Trains the policy of a reader.
 
     `train` is an iterator over the metrics of each batch; what it made so far is in `folder`, and another trainer with the same arguments goes on
-    from there.
+    from there. The policy learns in place: a training in another folder takes one that is loaded anew.
 
     Args:
         reader: how the policy reads: its prompts, its budgets, and a `Sampler` as its backend.
@@ -74,7 +75,8 @@ class Trainer:
         origin: what `draw`, `reward` and `validation` were made of, in JSON: with another one a training does not go on.
 
     Raises:
-        UsageError: a setting is wrong, the policy is on another device, or the folder holds a training with other settings.
+        UsageError: a setting is wrong, the policy is on another device or was trained elsewhere, or the folder holds a training with other settings,
+            or what is none.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Trainer:
             raise UsageError(f"the validation set {empty[0]} has no questions")
         if settings.questions % self.accelerator.num_processes:
             raise UsageError(f"questions ({settings.questions}) has to be a multiple of the processes ({self.accelerator.num_processes})")
+        take(self.policy, self.folder)
         start(self.policy, settings)
         self.optimizer = torch.optim.AdamW(list(named(self.policy.model).values()), lr=settings.learning_rate, weight_decay=settings.weight_decay)
         total = settings.steps * settings.updates
@@ -113,19 +116,19 @@ class Trainer:
         self.policy.share = settings.share and not reason
         fingerprint = asdict(settings) | {
             "processes": self.accelerator.num_processes,
-            "model": self.policy.name,
-            "adapter": self.policy.identity["adapter"],
+            "weights": self.policy.loaded,
             "budgets": asdict(reader.budgets),
             "prompts": digest(f"{reader.prompts}"),
             "origin": dict(origin or {}),
         }
         stateful = {"optimizer": self.optimizer, "scheduler": self.scheduler}
         self.checkpoints = Checkpoints(folder=self.folder, fingerprint=fingerprint, model=self.policy.model, stateful=stateful)
-        self.reference = self._started() if settings.kl else {}
+        with self.accelerator.main_process_first():
+            begun = self.checkpoints.start()
+        self.reference = begun if settings.kl else {}
         self.place = self.checkpoints.resume() or Place(positions=(0,) * self.accelerator.num_processes)
         self._drawn = self.place.positions[self.accelerator.process_index]
-        if self.accelerator.is_main_process:
-            metrics.rewind(self.folder / "metrics.jsonl", self.place.step)
+        self._within = False
 
     def train(self) -> Iterator[dict[str, float]]:
         """Go through the batches that are left; the metrics of each, when its checkpoint is written.
@@ -136,7 +139,13 @@ class Trainer:
             BackendError: no rollout of a batch came to an end, or the memory does not suffice.
             UsageError: a reward or a gradient is not finite, or the folder cannot be written.
         """
+        with self._alone():
+            yield from self._batches()
+
+    def _batches(self) -> Iterator[dict[str, float]]:
         settings = self.settings
+        if self.accelerator.is_main_process:
+            metrics.rewind(self.folder / "metrics.jsonl", self.place.step)
         if not self.place.step and settings.evaluate_every and self.validation:
             self._record({"step": 0} | self.evaluate())
         while self.place.step < settings.steps:
@@ -152,6 +161,9 @@ class Trainer:
 
     def batch(self) -> dict[str, float]:
         """One batch: read, reward, compare, learn."""
+        if self._within:
+            raise UsageError("a batch of this trainer was interrupted: make a new Trainer, which goes on from the last checkpoint")
+        self._within = True
         torch.manual_seed(random.Random(f"{self.settings.seed}/{self.place.step}/{self.accelerator.process_index}").getrandbits(63))
         sums, began = Sums(), time.perf_counter()
         self._publish()
@@ -161,32 +173,39 @@ class Trainer:
         rate = float(self.scheduler.get_last_lr()[0])  # of the first update
         norms = self.learn(batch, sums)
         learned = time.perf_counter()
+        self._within = False
         line = sums.means(self.accelerator, _MEANS)
         tokens = line.pop("tokens", 0.0) * self.accelerator.num_processes
         line |= {"learning_rate": rate, "gradient_norm": sum(norms) / max(len(norms), 1), "updates": len(norms)}
         return line | {"rollout_seconds": read - began, "learn_seconds": learned - read, "tokens_a_second": tokens / (learned - began)}
 
     def collect(self, sums: Sums) -> Batch:
-        """The rollouts of a batch, with their advantages; with dynamic sampling only those of groups that teach something."""
+        """The rollouts of a batch, with their advantages; with dynamic sampling only those of groups that teach something.
+
+        A question that cannot be read, by its own fault, is left out with a warning, and another one is asked in its place.
+        """
         settings, batch = self.settings, Batch()
         wanted = settings.questions // self.accelerator.num_processes
-        rounds = 1 + settings.refills if settings.dynamic else 1
-        errors: list[MemAgentError] = []
+        failures: list[Failure] = []
         groups = ended = 0
-        while groups < wanted and rounds:
-            rounds -= 1
+        for _ in range(1 + settings.refills):
             asked = [self._next() for _ in range(wanted - groups)]
             rollouts, failed = roll_out(self.reader, asked, group=settings.group, reward=self.reward, format_reward=settings.format_reward)
-            errors += failed
+            failures += failed
             describe(rollouts, sums)
             kept, worth = compared(rollouts, settings, sums) if rollouts else ([], [])
-            groups += len({rollout.group for rollout in kept})
             batch.rollouts += kept
             batch.advantages += worth
             sums.add("failed", [1.0] * len(failed) + [0.0] * len(rollouts))
             ended += len(rollouts)
+            left_out = {failure.group: failure for failure in failed if failure.lasting}
+            for failure in left_out.values():
+                _log.warning("the question %s is left out: %s", failure.sample, failure.error)
+            groups += len({rollout.group for rollout in kept}) if settings.dynamic else len(asked) - len(left_out)
+            if groups == wanted:
+                break
         if not self._total(ended):
-            raise errors[0] if errors else BackendError("no rollout of the batch came to an end")
+            raise failures[0].error if failures else BackendError("no rollout of the batch came to an end")
         return batch
 
     def learn(self, batch: Batch, sums: Sums) -> list[float]:
@@ -220,6 +239,8 @@ class Trainer:
             for name, questions in self.validation.items():
                 own = questions[index::processes]
                 rollouts, failed = roll_out(self.reader, own, group=1, reward=answer_reward)
+                if lasting := [failure for failure in failed if failure.lasting]:
+                    raise UsageError(f"the question {lasting[0].sample} of the validation {name} cannot be read: {lasting[0].error}")
                 sums.add(f"validation/{name}", [rollout.reward for rollout in rollouts])
                 sums.add("failed", [1.0] * len(failed) + [0.0] * len(rollouts))
         line = sums.means(self.accelerator, [f"validation/{name}" for name in self.validation])
@@ -278,6 +299,18 @@ class Trainer:
         return float(norm)
 
     @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """See that no other training writes into the folder."""
+        if not self.accelerator.is_main_process:
+            yield
+            return
+        try:
+            with FileLock(self.folder / LOCK, timeout=0):
+                yield
+        except Timeout:
+            raise UsageError(f"another training writes into {str(self.folder)!r}") from None
+
+    @contextmanager
     def _memory(self) -> Iterator[None]:
         """Turn running out of memory into an error that names the setting to lower."""
         try:
@@ -291,11 +324,6 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         return self.place.step % every == 0 or self.place.step == self.settings.steps
-
-    def _started(self) -> dict[str, Tensor]:
-        """The weights of the start, that divergence is measured from."""
-        with self.accelerator.main_process_first():
-            return self.checkpoints.start()
 
     def _show(self, batch: Batch) -> None:
         """Save a reading for a person to look at."""

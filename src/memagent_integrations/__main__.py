@@ -1,0 +1,6 @@
+"""`python -m memagent_integrations`: the command line, for launchers that take a module."""
+
+from memagent_integrations.cli import app
+
+if __name__ == "__main__":
+    app(prog_name="memagent")

@@ -54,7 +54,7 @@ def rows(number: int) -> list[dict[str, object]]:
 
 
 def test_the_recipe_is_a_mixture() -> None:
-    mixture = Mixture.load(RECIPES / "small.toml")
+    mixture = Mixture.load(RECIPES / "small_mixture.toml")
     assert (mixture.curriculum, [part.name for part in mixture.parts]) == ("growing", ["niah_single_1", "vt", "hqa_train"])
     assert mixture.parts[0] == Part(name="niah_single_1", lengths=(512, 1024, 2048), weight=2.0)
     data = local()

@@ -1,6 +1,6 @@
 """Does training work? A model of a third of a million parameters learns to carry a fact through a document of any length.
 
-    python benchmarks/carry_a_fact.py --steps 300 --seeds 3 --output docs/results/carry_a_fact.json
+    python benchmarks/carry_a_fact.py --output docs/results/carry_a_fact.json
 
 A document is a row of facts, a key with a value each, in one sign; four of them are a chunk. The question names a key that stands in one of the
 first two of five chunks and nowhere else, and the memory holds a fact or two: the answer needs it carried through at least four conversations. The
@@ -227,8 +227,9 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="batches of rollouts")
-    parser.add_argument("--control", type=int, default=100, help="batches of the control")
+    parser.add_argument("--steps", type=int, default=200, help="batches of rollouts")
+    parser.add_argument("--control", type=int, default=50, help="batches of the control")
+    parser.add_argument("--readings", type=int, default=3000, help="that the warm start shows: with too few it never copies some of the facts")
     parser.add_argument("--schedule", default="linear", help="of the learning rate")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--held", type=int, default=256, help="held-out questions")
@@ -238,7 +239,7 @@ def main() -> None:
     results = []
     for seed in range(told.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            sizes = {"steps": told.steps, "control": told.control, "held": told.held, "long": told.long}
+            sizes = {"steps": told.steps, "control": told.control, "held": told.held, "long": told.long, "readings": told.readings}
             results.append(experiment(Path(folder), seed, **sizes, schedule=told.schedule))
         print(json.dumps({name: value for name, value in results[-1].items() if not name.endswith("rewards")}, indent=1), flush=True)
     if told.output:

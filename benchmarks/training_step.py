@@ -38,7 +38,7 @@ def main() -> None:
         "processors": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS", "all"),
         "peak memory, MiB": round(peak),
-        "batches": [{name: round(line[name], 4) for name in SHOWN if name in line} for line in lines],
+        "batches": [{name: float(f"{line[name]:.4g}") for name in SHOWN if name in line} for line in lines],
     }
     print(json.dumps(figures, indent=1))
     if told.output:

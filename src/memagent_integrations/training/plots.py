@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from memagent_integrations.errors import UsageError, why
 
@@ -40,6 +41,7 @@ def curves(lines: Sequence[dict[str, Any]], path: str | Path) -> None:
             _curve(axes, [(line["step"], line[name]) for line in lines if name in line], name, f"C{place}")
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("batch", fontsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(low, high)
         axes.grid(alpha=0.3)
         if sum(any(name in line for line in lines) for name in names) > 1:

@@ -185,11 +185,20 @@ def _task(part: Part, data: Data) -> Task:
         instead = _INSTEAD.get(part.name) or part.name.replace("babilong_", "babilong_train_")
         hint = f"train on {instead}" if instead in tasks.TRAINING else f"train on others: {', '.join(tasks.TRAINING)}"
         raise UsageError(f"the questions of {part.name} are for evaluation; {hint}")
-    if task.unit is not None and not part.lengths:
-        raise UsageError(f"the task {part.name} needs lengths, in {task.unit}: lengths = [...]")
-    if task.unit is None and part.lengths:
-        raise UsageError(f"the documents of {part.name} are as long as they are: leave out its lengths")
+    check_lengths(part.name, task, part.lengths)
     return task
+
+
+def check_lengths(name: str, task: Task, lengths: tuple[int, ...]) -> None:
+    """See that a task has lengths where it needs them, and nowhere else.
+
+    Raises:
+        UsageError: it has not; `name` is how the caller knows it.
+    """
+    if task.unit is not None and not lengths:
+        raise UsageError(f"the task {name} needs lengths, in {task.unit}: lengths = [...]")
+    if task.unit is None and lengths:
+        raise UsageError(f"the documents of {name} are as long as they are: leave out its lengths")
 
 
 @lru_cache(maxsize=16)

@@ -18,13 +18,14 @@ from memagent_integrations import models, policies
 from memagent_integrations.errors import UsageError, why
 from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.tasks.files import PREFIX
 from memagent_integrations.policies import Policy
 from memagent_integrations.prompts import AnswerFormat, PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout
 from memagent_integrations.settings import check_int, check_number, given
 from memagent_integrations.training import checkpoints, export, metrics, tables
-from memagent_integrations.training.mixture import Drawn, Mixture
+from memagent_integrations.training.mixture import Drawn, Mixture, check_lengths
 from memagent_integrations.training.policy import start
 from memagent_integrations.training.rollouts import answer_reward, load_reward
 from memagent_integrations.training.sampler import Sampler
@@ -181,11 +182,10 @@ class Recipe:
         held = [(tasks.load(one.name, data), one) for one in self.validation]
         trained = {part.name for part in mixture.parts}
         for task, one in held:
-            if bool(one.lengths) != bool(task.unit):
-                raise UsageError(f"the validation {one.name} {f'needs lengths, in {task.unit}' if task.unit else 'takes no lengths'}")
+            check_lengths(one.name, task, one.lengths)
             if task.size is not None and one.samples > task.size:
                 raise UsageError(f"the validation {one.name} has {task.size} samples, not {one.samples}")
-            if one.name in trained and one.name.startswith("jsonl:"):
+            if one.name in trained and one.name.startswith(PREFIX):
                 raise UsageError(f"{one.name} is trained on; validate with others")
         reader = self.reader()
         count, seed = reader.count, self.training.seed
@@ -198,9 +198,8 @@ class Recipe:
         def draw(position: int, share: float) -> Drawn:
             return mixture.draw(position, seed=seed, share=share, data=data, count=count)
 
-        files = {
-            name: _digest(name.removeprefix("jsonl:")) for name in {*trained, *(one.name for one in self.validation)} if name.startswith("jsonl:")
-        }
+        names = {*trained, *(one.name for one in self.validation)}
+        files = {name: _digest(name.removeprefix(PREFIX)) for name in names if name.startswith(PREFIX)}
         origin = {"files": files, "mixture": asdict(mixture), "reward": self.reward, "validation": [asdict(one) for one in self.validation]}
         trainer = Trainer(reader, draw, self.training, folder, validation=validation, reward=reward, accelerator=accelerator, origin=origin)
         if not given:

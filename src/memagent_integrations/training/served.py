@@ -6,7 +6,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from peft import PeftModel
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
+from memagent_integrations.backends.base import Backend
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError, why
 from memagent_integrations.records import Message, Prompt, Reply
@@ -117,11 +118,7 @@ class ServedSampler(Sampler):
         with ThreadPoolExecutor(self.concurrency) as pool:
             return list(pool.map(self._outcome, prompts))
 
-    def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """The reply, in one piece."""
-        reply = self.complete(prompt)
-        yield reply.text
-        yield reply
+    stream = Backend.stream  # the reply in one piece
 
     def close(self) -> None:
         """Take the adapter from the server and away from the disk, and free the model's memory."""

@@ -57,7 +57,9 @@ SETTINGS: dict[str, Any] = {
     "readings_every": 0,
 }
 PROMPTS = PromptSet(
-    update="question {question} section {section} memory {memory} new", answer="question {question} memory {memory} answer", empty_memory="none"
+    update="question {question} section {section} memory {memory} new",
+    answer="question {question} memory {memory} answer",
+    empty_memory="none",
 )
 
 
@@ -69,11 +71,20 @@ def fact(key: int, value: int) -> str:
 def model_of(folder: Path, seed: int) -> Path:
     """A Llama of a third of a million parameters that knows nothing, and a tokenizer with a word a fact."""
     facts = [fact(key, value) for key in range(KEYS) for value in range(VALUES)]
-    words = ["<pad>", "<end>", "<unknown>", *facts, *(f"k{key}" for key in range(KEYS)), *(f"v{value}" for value in range(VALUES))]
+    words = [
+        "<pad>",
+        "<end>",
+        "<unknown>",
+        *facts,
+        *(f"k{key}" for key in range(KEYS)),
+        *(f"v{value}" for value in range(VALUES)),
+    ]
     words += ["question", "section", "memory", "new", "answer", "none"]
     tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unknown>"))
     tokenizer.pre_tokenizer = Steps([WhitespaceSplit(), Split(Regex(f"[{facts[0]}-{facts[-1]}]"), "isolated")])
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>", unk_token="<unknown>")
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>", unk_token="<unknown>"
+    )
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(words),
@@ -111,7 +122,9 @@ def sample(seed: object, length: int = 1) -> Sample:
     )
 
 
-TASK = Task(name="carry", metric="em", make=lambda length, seed, number, count: sample((seed, number), length), unit=None)
+TASK = Task(
+    name="carry", metric="em", make=lambda length, seed, number, count: sample((seed, number), length), unit=None
+)
 
 
 def drawn(seed: object, length: int = 1) -> Drawn:
@@ -127,14 +140,24 @@ def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Shown]:
         wanted, memory = one.details["fact"], ""
         for chunk in reader.chunks(one.document()):
             new = wanted if wanted in chunk.text or (memory == wanted and careless.random() > FORGETS) else "none"
-            yield PROMPTS.update_messages(question=one.question, memory=memory, section=chunk.text, memory_tokens=2), new
+            yield (
+                PROMPTS.update_messages(question=one.question, memory=memory, section=chunk.text, memory_tokens=2),
+                new,
+            )
             memory = new
         yield PROMPTS.answer_messages(question=one.question, memory=memory), one.answers[0]
 
 
 def reader_of(folder: Path, kind: type[Sampler] = Sampler, **options: Any) -> Reader:
     """A reader with a model of `model_of`."""
-    return Reader(kind(folder, tokens=8192, **options), prompts=PROMPTS, chunk_tokens=FACTS, memory_tokens=2, output_tokens=2, question_tokens=4)
+    return Reader(
+        kind(folder, tokens=8192, **options),
+        prompts=PROMPTS,
+        chunk_tokens=FACTS,
+        memory_tokens=2,
+        output_tokens=2,
+        question_tokens=4,
+    )
 
 
 def correct(reader: Reader, count: int, seed: object, length: int = 1) -> list[float]:
@@ -163,13 +186,21 @@ def better(one: Sequence[float], other: Sequence[float], rounds: int = 10_000) -
 
 
 def train(
-    folder: Path, start: Path, kind: type[Trainer], steps: int, seed: int, schedule: str, told: Callable[[str], None] = print
+    folder: Path,
+    start: Path,
+    kind: type[Trainer],
+    steps: int,
+    seed: int,
+    schedule: str,
+    told: Callable[[str], None] = print,
 ) -> tuple[Reader, list[float]]:
     """The reader of `start` after so many batches, and the mean reward of each."""
     reader = reader_of(start)
     settings = Settings(**SETTINGS, steps=steps, seed=seed, schedule=schedule, save_every=steps)
     validation = {"carry": [drawn(("validation", seed, number)) for number in range(64)]}
-    trainer = kind(reader, lambda number, share: drawn(("train", seed, number)), settings, folder, validation=validation)
+    trainer = kind(
+        reader, lambda number, share: drawn(("train", seed, number)), settings, folder, validation=validation
+    )
     rewards = []
     for metrics in trainer.train():
         rewards.append(metrics["reward"])
@@ -188,7 +219,15 @@ def warmed(folder: Path, readings: int, seed: int) -> Path:
 
 
 def experiment(
-    folder: Path, seed: int, *, steps: int, control: int, held: int, long: int, readings: int = 1500, schedule: str = "constant_with_warmup"
+    folder: Path,
+    seed: int,
+    *,
+    steps: int,
+    control: int,
+    held: int,
+    long: int,
+    readings: int = 1500,
+    schedule: str = "constant_with_warmup",
 ) -> dict[str, Any]:
     """Share of right answers after the warm start, after the training, and after that of the control; `long` of them about 64 times the length."""
     torch.set_num_threads(1)  # the fastest for a model of this size
@@ -218,7 +257,13 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
         for name, colour in (("trained", "C0"), ("control", "C3")):
             rewards = result[f"{name} rewards"]
             smooth = [mean(rewards[max(end - 10, 0) : end]) for end in range(1, len(rewards) + 1)]
-            axes.plot(range(1, len(rewards) + 1), smooth, color=colour, alpha=0.8, label=name if result is results[0] else None)
+            axes.plot(
+                range(1, len(rewards) + 1),
+                smooth,
+                color=colour,
+                alpha=0.8,
+                label=name if result is results[0] else None,
+            )
     axes.set(xlabel="batch", ylabel="mean reward, 10 batches", ylim=(0, 1))
     axes.grid(alpha=0.3)
     axes.legend()
@@ -229,7 +274,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200, help="batches of rollouts")
     parser.add_argument("--control", type=int, default=50, help="batches of the control")
-    parser.add_argument("--readings", type=int, default=3000, help="that the warm start shows: with too few it never copies some of the facts")
+    parser.add_argument(
+        "--readings",
+        type=int,
+        default=3000,
+        help="that the warm start shows: with too few it never copies some of the facts",
+    )
     parser.add_argument("--schedule", default="linear", help="of the learning rate")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--held", type=int, default=256, help="held-out questions")
@@ -239,11 +289,22 @@ def main() -> None:
     results = []
     for seed in range(told.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            sizes = {"steps": told.steps, "control": told.control, "held": told.held, "long": told.long, "readings": told.readings}
+            sizes = {
+                "steps": told.steps,
+                "control": told.control,
+                "held": told.held,
+                "long": told.long,
+                "readings": told.readings,
+            }
             results.append(experiment(Path(folder), seed, **sizes, schedule=told.schedule))
-        print(json.dumps({name: value for name, value in results[-1].items() if not name.endswith("rewards")}, indent=1), flush=True)
+        print(
+            json.dumps({name: value for name, value in results[-1].items() if not name.endswith("rewards")}, indent=1),
+            flush=True,
+        )
     if told.output:
-        told.output.write_text(json.dumps({"command": sys.argv[1:], "results": results}, indent=1) + "\n", encoding="utf-8")
+        told.output.write_text(
+            json.dumps({"command": sys.argv[1:], "results": results}, indent=1) + "\n", encoding="utf-8"
+        )
         draw(results, told.output.with_suffix(".png"))
 
 

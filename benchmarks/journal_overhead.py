@@ -23,7 +23,12 @@ def milliseconds(journal: Path | None) -> list[float]:
     def progress(step: Step) -> None:
         moments.append(time.perf_counter())
 
-    with Reader(ScriptedBackend(lambda prompt: f"{prompt.index} {MEMORY}"), chunk_tokens=200, memory_tokens=1024, journal=journal) as reader:
+    with Reader(
+        ScriptedBackend(lambda prompt: f"{prompt.index} {MEMORY}"),
+        chunk_tokens=200,
+        memory_tokens=1024,
+        journal=journal,
+    ) as reader:
         reader.read("What is it?", ("Some words of a document. " * 33 for _ in range(STEPS)), progress=progress)
     return [1000 * (after - before) for before, after in itertools.pairwise(moments)]
 
@@ -32,8 +37,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = []
         for repeat in range(3):
-            plain, recorded = statistics.median(milliseconds(None)), statistics.median(milliseconds(Path(folder) / f"{repeat}.db"))
-            results.append({"plain_ms": round(plain, 3), "journal_ms": round(recorded, 3), "overhead_ms": round(recorded - plain, 3)})
+            plain, recorded = (
+                statistics.median(milliseconds(None)),
+                statistics.median(milliseconds(Path(folder) / f"{repeat}.db")),
+            )
+            results.append(
+                {
+                    "plain_ms": round(plain, 3),
+                    "journal_ms": round(recorded, 3),
+                    "overhead_ms": round(recorded - plain, 3),
+                }
+            )
         print(json.dumps({"steps": STEPS, "runs": results}, indent=1))
 
 

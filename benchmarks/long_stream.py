@@ -43,7 +43,12 @@ def measure(tokens: int, times: int) -> dict[str, float]:
     for _ in range(times):
         calls = len(reader.read("What was noted last?", stream(tokens, reader)).steps)
     seconds = (time.perf_counter() - started) / times
-    return {"tokens": tokens, "calls": calls, "seconds": seconds, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    return {
+        "tokens": tokens,
+        "calls": calls,
+        "seconds": seconds,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
 
 
 def in_a_process(tokens: int, times: int) -> dict[str, float]:

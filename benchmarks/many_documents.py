@@ -97,7 +97,9 @@ def main() -> None:
     url = here.recv()
     jobs = [(f"What does document {number} say?", DOCUMENT) for number in range(options.documents)]
     with tempfile.TemporaryDirectory() as folder:
-        backend = OpenAIBackend("m", base_url=f"{url}/v1", tokenizer="approximate", max_retries=2, timeout=30, concurrency=IN_FLIGHT)
+        backend = OpenAIBackend(
+            "m", base_url=f"{url}/v1", tokenizer="approximate", max_retries=2, timeout=30, concurrency=IN_FLIGHT
+        )
         reader = Reader(backend, chunk_tokens=500, memory_tokens=60, window=2000, journal=Path(folder) / "runs.db")
         first = read(reader, jobs[:IN_FLIGHT], options.sync)  # imports, connections and pools are there from now on
         gc.collect()

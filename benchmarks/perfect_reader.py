@@ -37,7 +37,11 @@ def note_taker(prompt: Prompt) -> str:
         return "\n".join(dict.fromkeys(match[0] for match in notes)) or "Nothing yet."
     values = dict.fromkeys(match[2] for match in notes if match[2])
     value = re.search(r"\b\d{5}\b", question)
-    return " ".join(values) or " ".join(chained({match[3]: match[4] for match in notes}, value[0] if value else "")) or "It is not there."
+    return (
+        " ".join(values)
+        or " ".join(chained({match[3]: match[4] for match in notes}, value[0] if value else ""))
+        or "It is not there."
+    )
 
 
 def chained(assigned: dict[str, str], value: str) -> list[str]:
@@ -67,7 +71,9 @@ def main() -> None:
         started = time.perf_counter()
         harness.evaluate(harness.jobs(chosen, READERS, options.samples), readers, results, seed=0, count=backend.count)
         print(report.markdown(report.rows(results)))
-    print(f"\n{time.perf_counter() - started:,.0f} s, peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB")
+    print(
+        f"\n{time.perf_counter() - started:,.0f} s, peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB"
+    )
     lost = [result.key for result in results if result.reader == "memagent" and result.score < 1]
     print(f"memagent missed: {lost or 'nothing'}")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from memagent_integrations import models
+from memagent_integrations.backends import embedded
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.forward import forwards
@@ -46,10 +46,14 @@ def conversations(policy: Sampler, group: int, section: int, memory: int, output
     rows = []
     for number in range(group):
         noted = text(memory, number, policy)
-        messages = asked.update_messages(question="Who wrote the letter?", memory=noted, section=read, memory_tokens=memory)
+        messages = asked.update_messages(
+            question="Who wrote the letter?", memory=noted, section=read, memory_tokens=memory
+        )
         shown = policy.shown(messages, "")
         reply = array("i", (random.Random(f"{number}/{place}").randrange(vocabulary) for place in range(output)))
-        rows.append(Sampled(text="", prompt_ids=shown.prompt_ids, output_ids=reply, logprobs=array("f", [0.0] * output)))
+        rows.append(
+            Sampled(text="", prompt_ids=shown.prompt_ids, output_ids=reply, logprobs=array("f", [0.0] * output))
+        )
     return rows
 
 
@@ -71,7 +75,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=3)
     told = parser.parse_args()
-    policy = Sampler(models.pull("smollm2"))
+    policy = Sampler(embedded.pull("smollm2"))
     start(policy, Settings(lora=Lora(rank=16, alpha=32)))
     torch.manual_seed(0)
     for parameter in named(policy.model).values():  # an adapter that does something: a new one has zeros

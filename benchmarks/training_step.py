@@ -18,7 +18,18 @@ from pathlib import Path
 
 from memagent_integrations.training.metrics import read
 
-SHOWN = ("rollout_seconds", "learn_seconds", "tokens_a_second", "shared", "steps_a_rollout", "memory_tokens", "answer_tokens", "reward", "gap", "kl")
+SHOWN = (
+    "rollout_seconds",
+    "learn_seconds",
+    "tokens_a_second",
+    "shared",
+    "steps_a_rollout",
+    "memory_tokens",
+    "answer_tokens",
+    "reward",
+    "gap",
+    "kl",
+)
 
 
 def main() -> None:
@@ -30,7 +41,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         more = ["--adapter", told.adapter] if told.adapter else []
-        subprocess.run([sys.executable, "-m", "memagent_integrations", "train", "run", told.recipe, "--output", run, *more], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "memagent_integrations", "train", "run", told.recipe, "--output", run, *more],
+            check=True,
+        )
         lines = [line for line in read(run / "metrics.jsonl") if line["step"]]
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     figures = {

@@ -23,15 +23,30 @@ class ScriptedChatModel(GenericFakeChatModel):
         return self
 
 
-LOG = "The harbour master noted the tide and the weather. " * 200 + "The keeper writes that the code of the north gate is 7319. "
+LOG = (
+    "The harbour master noted the tide and the weather. " * 200
+    + "The keeper writes that the code of the north gate is 7319. "
+)
 MINUTES = "The board met and spoke of the dredging. " * 200
 
 # what reads the documents, and what keeps the memory of the conversation
-reader = MemAgentReader(ScriptedBackend(["Tides.", "The code of the north gate is 7319.", "It is 7319."]), chunk_tokens=1200, memory_tokens=100)
-notes = MemAgentReader(ScriptedBackend(["The user asked for the code of the north gate; the log says 7319."]), memory_tokens=100)
+reader = MemAgentReader(
+    ScriptedBackend(["Tides.", "The code of the north gate is 7319.", "It is 7319."]),
+    chunk_tokens=1200,
+    memory_tokens=100,
+)
+notes = MemAgentReader(
+    ScriptedBackend(["The user asked for the code of the north gate; the log says 7319."]), memory_tokens=100
+)
 
-call = {"name": "read_document", "args": {"question": "What is the code of the north gate?", "document": "log"}, "id": "1"}
-model = ScriptedChatModel(messages=iter([AIMessage("", tool_calls=[call]), AIMessage("The code is 7319."), AIMessage("You are welcome.")]))
+call = {
+    "name": "read_document",
+    "args": {"question": "What is the code of the north gate?", "document": "log"},
+    "id": "1",
+}
+model = ScriptedChatModel(
+    messages=iter([AIMessage("", tool_calls=[call]), AIMessage("The code is 7319."), AIMessage("You are welcome.")])
+)
 
 agent: Any = create_agent(
     model,

@@ -14,7 +14,10 @@ from memagent_integrations import MemAgentReader, PromptSet, ScriptedBackend
 def pages() -> Iterator[Document]:
     for number in range(1, 31):
         found = "The keeper writes that the code of the north gate is 7319. " if number == 12 else ""
-        yield Document("The harbour master noted the tide and the weather. " * 8 + found, metadata={"source": "log", "page": number})
+        yield Document(
+            "The harbour master noted the tide and the weather. " * 8 + found,
+            metadata={"source": "log", "page": number},
+        )
 
 
 notes = ["NO CHANGE", "The code of the north gate is 7319.", "NO CHANGE", "The code is 7319."]

@@ -30,7 +30,9 @@ def script(prompt: Prompt) -> str:
 
 
 def main() -> None:
-    reader = MemAgentReader(sys.argv[1] if len(sys.argv) > 1 else ScriptedBackend(script), chunk_tokens=400, memory_tokens=100)
+    reader = MemAgentReader(
+        sys.argv[1] if len(sys.argv) > 1 else ScriptedBackend(script), chunk_tokens=400, memory_tokens=100
+    )
     graph = build_graph(reader, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
     config: RunnableConfig = {"configurable": {"thread_id": "log"}}
     with tempfile.TemporaryDirectory() as folder:

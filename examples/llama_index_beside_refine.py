@@ -34,19 +34,30 @@ class Counted(CustomLLM):
     @property
     def metadata(self) -> LLMMetadata:
         """What LlamaIndex asks about the model."""
-        return LLMMetadata(context_window=self.backend.window or 8192, num_output=OUTPUT, is_chat_model=True, model_name=self.backend.name)
+        return LLMMetadata(
+            context_window=self.backend.window or 8192,
+            num_output=OUTPUT,
+            is_chat_model=True,
+            model_name=self.backend.name,
+        )
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """One call of the backend."""
-        said = tuple(Message(role="system" if each.role == "system" else "user", content=each.content or "") for each in messages)
-        reply = self.backend.complete(Prompt(index=self.calls, phase="answer", messages=said, max_tokens=kwargs.get("max_tokens", OUTPUT)))
+        said = tuple(
+            Message(role="system" if each.role == "system" else "user", content=each.content or "") for each in messages
+        )
+        reply = self.backend.complete(
+            Prompt(index=self.calls, phase="answer", messages=said, max_tokens=kwargs.get("max_tokens", OUTPUT))
+        )
         self.calls += 1
         self.tokens += self.backend.count(reply.text) + sum(self.backend.count(each.content) for each in said)
         return ChatResponse(message=ChatMessage(role="assistant", content=reply.text))
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """`chat`, with one message."""
-        return CompletionResponse(text=self.chat([ChatMessage(role="user", content=prompt)], **kwargs).message.content or "")
+        return CompletionResponse(
+            text=self.chat([ChatMessage(role="user", content=prompt)], **kwargs).message.content or ""
+        )
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
         """`complete`, in one piece."""
@@ -60,18 +71,24 @@ def script(prompt: Prompt) -> str:
 
 def log(pages: int) -> Document:
     day = "The harbour master noted the tide and the weather of day {}. The wind came from the west, and two ships left for the islands. "
-    return Document(text="".join(day.format(number) + (FACT if number == pages // 3 else "") for number in range(pages)))
+    return Document(
+        text="".join(day.format(number) + (FACT if number == pages // 3 else "") for number in range(pages))
+    )
 
 
 def refine(llm: Counted, document: Document) -> str:
-    splitter = TokenTextSplitter(chunk_size=CHUNK, chunk_overlap=0, tokenizer=lambda text: list(range(llm.backend.count(text))))
+    splitter = TokenTextSplitter(
+        chunk_size=CHUNK, chunk_overlap=0, tokenizer=lambda text: list(range(llm.backend.count(text)))
+    )
     index = SummaryIndex.from_documents([document], transformations=[splitter])
     return str(index.as_query_engine(llm=llm, response_mode="refine").query(QUESTION))
 
 
 def memory(llm: Counted, document: Document) -> str:
     model = LLMBackend(llm, tokenizer=llm.backend.count, limit_parameter="max_tokens")
-    engine = MemAgentQueryEngine.from_documents([document], model=model, chunk_tokens=CHUNK, memory_tokens=OUTPUT, output_tokens=OUTPUT)
+    engine = MemAgentQueryEngine.from_documents(
+        [document], model=model, chunk_tokens=CHUNK, memory_tokens=OUTPUT, output_tokens=OUTPUT
+    )
     return str(engine.query(QUESTION))
 
 
@@ -86,7 +103,9 @@ def main() -> None:
     for name, ask in ways.items():
         llm, begun = Counted(backend=backend), time.monotonic()
         answer = ask(llm, log(options.days))
-        print(f"{name:<10}{llm.calls:>6}{llm.tokens:>8}{time.monotonic() - begun:>9.2f}  {' '.join(answer.split())[:70]}")
+        print(
+            f"{name:<10}{llm.calls:>6}{llm.tokens:>8}{time.monotonic() - begun:>9.2f}  {' '.join(answer.split())[:70]}"
+        )
     backend.close()
 
 

@@ -10,14 +10,21 @@ from memagent_integrations import MemAgentQueryEngine, PromptSet, ScriptedBacken
 
 DOCUMENTS = [
     Document(text="The harbour master noted the tide and the wind.\n\n" * 40, metadata={"file": "log-1.txt"}),
-    Document(text="The code of the north gate is 7319.\n\n" + "Nothing else happened that day.\n\n" * 40, metadata={"file": "log-2.txt"}),
+    Document(
+        text="The code of the north gate is 7319.\n\n" + "Nothing else happened that day.\n\n" * 40,
+        metadata={"file": "log-2.txt"},
+    ),
 ]
 
 
 def main() -> None:
-    backend = ScriptedBackend(lambda prompt: "The north gate's code is 7319." if "7319" in prompt.messages[0].content else "NO CHANGE")
+    backend = ScriptedBackend(
+        lambda prompt: "The north gate's code is 7319." if "7319" in prompt.messages[0].content else "NO CHANGE"
+    )
     prompts = PromptSet.default(no_change=True)  # the model may say that a section brings nothing new
-    engine = MemAgentQueryEngine.from_documents(DOCUMENTS, model=backend, prompts=prompts, chunk_tokens=300, memory_tokens=100, streaming=True)
+    engine = MemAgentQueryEngine.from_documents(
+        DOCUMENTS, model=backend, prompts=prompts, chunk_tokens=300, memory_tokens=100, streaming=True
+    )
     response = engine.query("What is the code of the north gate?")
     for text in response.response_gen:
         print(text, end="", flush=True)

@@ -39,10 +39,16 @@ def memory(step: Step, chunks: int, words: int) -> Padding:
     text = Text()
     for kind, _, _, start, end in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         shown = after[start : min(end, words)]
-        text.append(" ".join(shown) + (" " if shown else ""), style="bold #f5c26b" if kind in ("insert", "replace") else "#aab2c0")
+        text.append(
+            " ".join(shown) + (" " if shown else ""),
+            style="bold #f5c26b" if kind in ("insert", "replace") else "#aab2c0",
+        )
     if len(after) > words:
         text.append(f"... and {len(after) - words} words more", style="italic #7d8697")
-    return part(f"after chunk {step.index + 1} of {chunks} ({step.span.tokens:,} tokens): memory {step.outcome}{', cut' if step.cut else ''}", text)
+    return part(
+        f"after chunk {step.index + 1} of {chunks} ({step.span.tokens:,} tokens): memory {step.outcome}{', cut' if step.cut else ''}",
+        text,
+    )
 
 
 def main() -> None:

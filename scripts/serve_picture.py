@@ -51,7 +51,10 @@ def shoot(url: str, chunks: int, picture: Path) -> None:
         choices.add_argument(argument)
     browser = webdriver.Chrome(options=choices, service=webdriver.ChromeService(shutil.which("chromedriver")))
     try:
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 1200, "height": 800, "deviceScaleFactor": 1, "mobile": False})
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": 1200, "height": 800, "deviceScaleFactor": 1, "mobile": False},
+        )
         browser.get(url)
         WebDriverWait(browser, 600).until(lambda page: len(page.find_elements("css selector", "#steps li")) >= chunks)
         browser.save_screenshot(str(picture))

@@ -95,7 +95,12 @@ def model_dir(path: Path, gguf: Path) -> Path:
 def environment() -> dict[str, str]:
     """The environment variables with which vLLM runs on a small CPU machine."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    own = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    own = {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     return os.environ | own
 
 
@@ -119,11 +124,21 @@ def server(
         RuntimeError: it did not come up; with the end of the log.
     """
     port = _free_port()
-    command = [python or sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", name]
+    command = [
+        python or sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        model,
+        "--served-model-name",
+        name,
+    ]
     command += ["--host", "127.0.0.1", "--port", port, "--max-model-len", window, "--dtype", "float32"]
     command += ["--enforce-eager", "--enable-prompt-tokens-details", *more]
     with log.open("wb") as output:
-        process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=subprocess.STDOUT, env=environment(), start_new_session=True)
+        process = subprocess.Popen(
+            list(map(str, command)), stdout=output, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
+        )
     try:
         _wait(process, f"http://127.0.0.1:{port}/health", log, time.monotonic() + seconds)
         yield f"http://127.0.0.1:{port}/v1"
@@ -136,7 +151,9 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path, deadline: float
         ended = process.poll() is not None
         if ended or time.monotonic() > deadline:
             what = f"ended with status {process.returncode}" if ended else "did not come up in time"
-            raise RuntimeError(f"the vLLM server {what}; the end of its log:\n{log.read_text(errors='replace')[-4000:]}")
+            raise RuntimeError(
+                f"the vLLM server {what}; the end of its log:\n{log.read_text(errors='replace')[-4000:]}"
+            )
         time.sleep(0.5)
 
 
@@ -168,7 +185,9 @@ def _free_port() -> int:
 
 def _name(requirement: str) -> str:
     """The package that a requirement speaks of."""
-    end = next((place for place, sign in enumerate(requirement) if not (sign.isalnum() or sign in "-_.")), len(requirement))
+    end = next(
+        (place for place, sign in enumerate(requirement) if not (sign.isalnum() or sign in "-_.")), len(requirement)
+    )
     return requirement[:end].lower().replace("_", "-")
 
 

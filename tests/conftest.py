@@ -5,8 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+from helpers.data import DATA
 
 
 def pytest_configure() -> None:

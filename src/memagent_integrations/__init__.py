@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from memagent_integrations.prompts import PromptSet
     from memagent_integrations.reader import Reader
     from memagent_integrations.records import Budgets, Reading, Step
+    from memagent_integrations.trace import save_trace
 
 __all__ = [
     "Backend",
@@ -52,18 +53,29 @@ __all__ = [
     "Step",
     "UsageError",
     "load_backend",
+    "save_trace",
 ]
 
 _HOMES = {
     "backends": ("Backend", "ScriptedBackend", "load_backend"),
     "calls": ("Limits",),
-    "errors": ("BackendError", "ContextOverflow", "JournalError", "JournalMismatch", "MemAgentError", "MissingExtra", "RunPaused", "UsageError"),
+    "errors": (
+        "BackendError",
+        "ContextOverflow",
+        "JournalError",
+        "JournalMismatch",
+        "MemAgentError",
+        "MissingExtra",
+        "RunPaused",
+        "UsageError",
+    ),
     "journal": ("Journal",),
     "langchain": ("MemAgentReader",),
     "llama_index": ("MemAgentQueryEngine", "MemAgentSynthesizer"),
     "prompts": ("PromptSet",),
     "reader": ("Reader",),
     "records": ("Budgets", "Reading", "Step"),
+    "trace": ("save_trace",),
 }
 
 

@@ -12,16 +12,18 @@ from contextlib import aclosing, asynccontextmanager, closing, contextmanager, s
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
-from memagent_integrations.backends import Backend
-from memagent_integrations.errors import BackendError, MemAgentError
+from memagent_integrations.checks import check_int, check_number, drop_none
+from memagent_integrations.errors import BackendError, CallTimeout, MemAgentError, RunTimeout
 from memagent_integrations.loop import Turns, advance, exchange
 from memagent_integrations.records import Prompt, Reply
-from memagent_integrations.settings import check_int, check_number, given
 from memagent_integrations.telemetry import under
+
+if TYPE_CHECKING:
+    from memagent_integrations.backends import Backend
 
 _MOST_WAIT = 60.0  # a server that asks for a longer pause is not asked again
 _ALMOST = 0.05  # seconds by which a client's own time limit, which is the same, may come before ours
@@ -56,10 +58,10 @@ class Limits:
     breaker_cooldown: float = 30.0
 
     def __post_init__(self) -> None:
-        check_number(least=0.001, most=1e9, **given(call_timeout=self.call_timeout, run_timeout=self.run_timeout))
+        check_number(least=0.001, most=1e9, **drop_none(call_timeout=self.call_timeout, run_timeout=self.run_timeout))
         check_number(most=1e6, retry_ratio=self.retry_ratio, breaker_cooldown=self.breaker_cooldown)
         check_int(breaker_threshold=self.breaker_threshold)
-        check_int(least=0, **given(max_retries=self.max_retries))
+        check_int(least=0, **drop_none(max_retries=self.max_retries))
 
 
 def limited(turns: Turns, run_timeout: float | None) -> Turns:
@@ -89,9 +91,9 @@ class Calls:
 
     def count(self, backend: Backend, text: str) -> int:
         """Tokens of a text: with many endpoints that is a call too."""
-        return self.asked(backend, lambda: backend.count(text))
+        return self.query(backend, lambda: backend.count(text))
 
-    def asked(self, backend: Backend, question: Callable[[], _T]) -> _T:
+    def query(self, backend: Backend, question: Callable[[], _T]) -> _T:
         """What the backend says of itself. It may say that while its model is down: so it closes no breaker."""
         with self._breaker.aside(backend.name):
             if not self._most(backend):  # a model in this process is asked often
@@ -129,7 +131,9 @@ class Calls:
             return next(pieces, None), pieces
 
         with self._allowed(backend):
-            start: tuple[str | Reply | None, Generator[str | Reply]] = Retrying(**self._retrying(backend, prompt.deadline))(begun)
+            start: tuple[str | Reply | None, Generator[str | Reply]] = Retrying(
+                **self._retrying(backend, prompt.deadline)
+            )(begun)
             first, pieces = start
             with closing(pieces):
                 while first is not None:
@@ -144,7 +148,9 @@ class Calls:
             return await anext(pieces, None), pieces
 
         with self._allowed(backend):
-            start: tuple[str | Reply | None, AsyncGenerator[str | Reply]] = await AsyncRetrying(**self._retrying(backend, prompt.deadline))(begun)
+            start: tuple[str | Reply | None, AsyncGenerator[str | Reply]] = await AsyncRetrying(
+                **self._retrying(backend, prompt.deadline)
+            )(begun)
             first, pieces = start
             async with aclosing(pieces):
                 while first is not None:
@@ -159,17 +165,27 @@ class Calls:
         if begun:
             latest = max(deadline for _, deadline in timed)
             with suppress(CallTimeout):
-                made = dict(zip(begun, self._in_time(prompts[0], latest, lambda: backend.complete_batch(list(begun.values()))), strict=True))
+                made = dict(
+                    zip(
+                        begun,
+                        self._in_time(prompts[0], latest, lambda: backend.complete_batch(list(begun.values()))),
+                        strict=True,
+                    )
+                )
         return [made.get(place) or self._too_late(prompt) for place, prompt in enumerate(prompts)]
 
     def _pieces(self, backend: Backend, prompt: Prompt) -> Generator[str | Reply]:
         timed, deadline = self._timed(prompt)
         pieces, context = backend.stream(timed), copy_context()
         try:
-            while (piece := self._in_time(prompt, deadline, lambda: next(pieces, None), context, pieces.close)) is not None:
+            while (
+                piece := self._in_time(prompt, deadline, lambda: next(pieces, None), context, pieces.close)
+            ) is not None:
                 given = time.monotonic()
                 yield piece
-                deadline = min(deadline + time.monotonic() - given, prompt.deadline or math.inf)  # the model does not answer for whoever reads
+                deadline = min(
+                    deadline + time.monotonic() - given, prompt.deadline or math.inf
+                )  # the model does not answer for whoever reads
         except GeneratorExit:
             pieces.close()
             raise
@@ -288,19 +304,10 @@ class Calls:
 
     def _too_late(self, prompt: Prompt) -> CallTimeout:
         if prompt.deadline and time.monotonic() >= prompt.deadline - _ALMOST:
-            return RunTimeout(f"the reading took more than its {self.limits.run_timeout:g} s (run_timeout); with a journal, read again to resume")
+            return RunTimeout(
+                f"the reading took more than its {self.limits.run_timeout:g} s (run_timeout); with a journal, read again to resume"
+            )
         return CallTimeout(f"the model gave no reply within {self.limits.call_timeout:g} s (call_timeout)")
-
-
-class CallTimeout(BackendError):
-    """A call met its time limit."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, retryable=True)
-
-
-class RunTimeout(CallTimeout):
-    """The reading met its time limit, which says nothing of the server."""
 
 
 class _Breaker:
@@ -349,7 +356,8 @@ class _Breaker:
             return False
         if self._trial or time.monotonic() < self._open_until:
             raise BackendError(
-                f"{name} was not asked: its last {self._threshold} calls failed; the next is made {self._cooldown:g} s after them", retryable=True
+                f"{name} was not asked: its last {self._threshold} calls failed; the next is made {self._cooldown:g} s after them",
+                retryable=True,
             )
         return True
 

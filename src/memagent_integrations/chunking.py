@@ -88,7 +88,9 @@ class Chunker:
             enough=0.98,
         )
         if size == 0 or size <= self._fresh:
-            raise UsageError(f"chunk_tokens={self._limit} is too small for the text at character {self._start + self._fresh}")
+            raise UsageError(
+                f"chunk_tokens={self._limit} is too small for the text at character {self._start + self._fresh}"
+            )
         if size == len(text) and not final:
             self._reach = 2 * len(text)
             return
@@ -101,7 +103,11 @@ class Chunker:
         text, least = self._text, FULL * self._limit
         floor = max(int(size * (1 - TAIL)), self._fresh)
         for pattern in _BREAKS:
-            ends = [match.end() for match in pattern.finditer(text, floor, min(len(text), size + 1)) if floor < match.end() <= size]
+            ends = [
+                match.end()
+                for match in pattern.finditer(text, floor, min(len(text), size + 1))
+                if floor < match.end() <= size
+            ]
             if ends and least <= self._count(text[: ends[-1]]) <= self._limit:
                 return ends[-1]
         place = size
@@ -112,11 +118,18 @@ class Chunker:
     def _emit(self, size: int) -> Chunk:
         text, end = self._text[:size], self._start + size
         tokens = self._count(text)
-        span = Span(index=self._index, start=self._start, end=end, tokens=tokens, sources=tuple(self._sources_until(end)))
+        span = Span(
+            index=self._index, start=self._start, end=end, tokens=tokens, sources=tuple(self._sources_until(end))
+        )
         self._per_token = size / max(tokens, 1)
         keep = 0
         if self._overlap:
-            keep = fit(self._overlap, size - 1, lambda n: self._count(text[size - n :]), guess=int(self._overlap * self._per_token))
+            keep = fit(
+                self._overlap,
+                size - 1,
+                lambda n: self._count(text[size - n :]),
+                guess=int(self._overlap * self._per_token),
+            )
         self._text = self._text[size - keep :]
         self._start = end - keep
         self._fresh, self._reach = keep, 0
@@ -129,10 +142,16 @@ class Chunker:
         if piece.document_id is None:
             return
         at = self._start + len(self._text)
-        source = Source(document_id=piece.document_id, start=piece.start + position, end=piece.start + position + length)
+        source = Source(
+            document_id=piece.document_id, start=piece.start + position, end=piece.start + position + length
+        )
         if self._sources:
             begin, last = self._sources[-1]
-            if last.document_id == source.document_id and last.end == source.start and begin + last.end - last.start == at:
+            if (
+                last.document_id == source.document_id
+                and last.end == source.start
+                and begin + last.end - last.start == at
+            ):
                 self._sources[-1] = (begin, Source(document_id=last.document_id, start=last.start, end=source.end))
                 return
         self._sources.append((at, source))
@@ -141,13 +160,20 @@ class Chunker:
         for begin, source in self._sources:
             first, last = max(begin, self._start), min(begin + source.end - source.start, end)
             if first < last:
-                yield Source(document_id=source.document_id, start=source.start + first - begin, end=source.start + last - begin)
+                yield Source(
+                    document_id=source.document_id, start=source.start + first - begin, end=source.start + last - begin
+                )
 
 
 def _inside(text: str, place: int) -> bool:
     """Whether `place` would cut a character from its accents, or a CR from its LF."""
     after = text[place]
-    return bool(unicodedata.combining(after)) or after in "\ufe0f\u200d" or text[place - 1] == "\u200d" or text[place - 1 : place + 1] == "\r\n"
+    return (
+        bool(unicodedata.combining(after))
+        or after in "\ufe0f\u200d"
+        or text[place - 1] == "\u200d"
+        or text[place - 1 : place + 1] == "\r\n"
+    )
 
 
 def chunks(pieces: Iterable[Piece], chunker: Chunker) -> Iterator[Chunk]:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from memagent_integrations.errors import MemAgentError, UsageError, why
+from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.files import reason
 
 SEPARATOR = "\n\n"
 """Stands between two documents of a collection, so that the end of one does not run into the start of the next."""
@@ -34,7 +35,12 @@ _MARKS = (  # that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_FORMATS = ((b"%PDF-", "a PDF"), (b"PK\x03\x04", "a ZIP, DOCX or EPUB archive"), (b"\x89PNG", "a PNG image"), (b"\x1f\x8b", "gzip data"))
+_FORMATS = (
+    (b"%PDF-", "a PDF"),
+    (b"PK\x03\x04", "a ZIP, DOCX or EPUB archive"),
+    (b"\x89PNG", "a PNG image"),
+    (b"\x1f\x8b", "gzip data"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +65,11 @@ def pieces(document: Any) -> Iterator[Piece]:
             (which is then the cause).
     """
     if isinstance(document, str) and _names_a_file(document):
-        _log.warning("the text %r is read as it is, but it is also the name of a file; pass Path(%r) to read that", document, document)
+        _log.warning(
+            "the text %r is read as it is, but it is also the name of a file; pass Path(%r) to read that",
+            document,
+            document,
+        )
     joiner = _Joiner()
     yield from _guarded(piece for item in _flatten(document) for piece in joiner.add(item))
 
@@ -133,7 +143,9 @@ class _Begun:
     @contextmanager
     def reading(self, document: Any) -> Iterator[None]:
         with self._lock:
-            if (kept := self._kept.get(id(document))) is document or (isinstance(kept, weakref.ref) and kept() is document):
+            if (kept := self._kept.get(id(document))) is document or (
+                isinstance(kept, weakref.ref) and kept() is document
+            ):
                 raise UsageError(
                     "this iterator was read from before, so what is left of it is not the whole document; give what can be read again "
                     "(str, Path, list, loader), or collect it first"
@@ -266,7 +278,9 @@ def _ordered(items: Iterable[Any]) -> Iterable[Any]:
     rank: dict[str, int] = {}
     for item in items:
         rank.setdefault(_document_id(item.node), len(rank))
-    return sorted(items, key=lambda item: (rank[_document_id(item.node)], getattr(item.node, "start_char_idx", None) or 0))
+    return sorted(
+        items, key=lambda item: (rank[_document_id(item.node)], getattr(item.node, "start_char_idx", None) or 0)
+    )
 
 
 def node_place(node: Any) -> tuple[str, int]:
@@ -302,16 +316,20 @@ def _read(path: Path) -> Iterator[Piece]:
         with path.open("rb") as file:
             yield from _decoded(path, file)
     except (OSError, ValueError) as error:  # a path with a NUL or a lone surrogate in it is a ValueError
-        raise UsageError(f"cannot read {str(path)!r}: {why(error)}") from error
+        raise UsageError(f"cannot read {str(path)!r}: {reason(error)}") from error
 
 
 def _decoded(path: Path, file: IO[bytes]) -> Iterator[Piece]:
     block, position = file.read(_BLOCK), 0
     if kind := next((name for magic, name in _FORMATS if block.startswith(magic)), None):
-        raise UsageError(f"{path} is {kind}, not a text file; extract its text first, for example with a document loader")
+        raise UsageError(
+            f"{path} is {kind}, not a text file; extract its text first, for example with a document loader"
+        )
     encoding = next((name for mark, name in _MARKS if block.startswith(mark)), "utf-8")
     if encoding == "utf-8" and block.count(0) > len(block) // 10:
-        raise UsageError(f"{path} is not UTF-8 text: it is full of NUL bytes (binary data, or UTF-16 without a byte order mark); convert it")
+        raise UsageError(
+            f"{path} is not UTF-8 text: it is full of NUL bytes (binary data, or UTF-16 without a byte order mark); convert it"
+        )
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
         while block:
@@ -321,4 +339,6 @@ def _decoded(path: Path, file: IO[bytes]) -> Iterator[Piece]:
             block = file.read(_BLOCK)
         decoder.decode(b"", final=True)
     except UnicodeError as error:
-        raise UsageError(f"{path} is not {encoding} text ({error}); convert it, or decode it yourself and pass the str") from error
+        raise UsageError(
+            f"{path} is not {encoding} text ({error}); convert it, or decode it yourself and pass the str"
+        ) from error

@@ -1,4 +1,19 @@
-"""The error tree. The class of an error says who has to act on it."""
+"""The errors of this package. The class of an error says who has to act on it.
+
+MemAgentError
+├── UsageError              the caller changes an argument, a setting or the document
+│   ├── QuestionError       ... the question
+│   └── EmptyDocument       ... the document, which has no text
+├── MissingExtra            somebody installs a package (also an ImportError)
+├── BackendError            the model or its server failed; `retryable` says whether to try again
+│   └── CallTimeout         ... a call took too long
+│       └── RunTimeout      ... the whole reading took too long
+├── JournalError            the journal cannot be used; what it holds is safe
+│   ├── InUse               ... somebody else is reading the run
+│   ├── RunPaused           ... the run was paused; read it again to resume
+│   └── JournalMismatch     ... the document or the settings changed since the run began
+└── ContextOverflow         a prompt does not fit the window: lower a budget or use a larger model
+"""
 
 from __future__ import annotations
 
@@ -64,8 +79,23 @@ class BackendError(MemAgentError):
         self.retry_after = retry_after
 
 
+class CallTimeout(BackendError):
+    """A call took longer than its limit."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=True)
+
+
+class RunTimeout(CallTimeout):
+    """The reading took longer than its limit. This says nothing about the server."""
+
+
 class JournalError(MemAgentError):
     """The journal's file cannot be read or written, or the run is in use. What is recorded is safe."""
+
+
+class InUse(JournalError):
+    """Another thread or process is reading the run."""
 
 
 class RunPaused(JournalError):
@@ -82,8 +112,3 @@ class ContextOverflow(MemAgentError):
 
 def _unpickle(kind: type[MemAgentError], args: tuple[object, ...]) -> MemAgentError:
     return kind.__new__(kind, *args)
-
-
-def why(error: Exception) -> str:
-    """What an error about a file says, without the file's name: that stands in our message."""
-    return str(getattr(error, "strerror", None) or error)

@@ -51,18 +51,27 @@ def reading_loop(
     noted, answer, failure = memory, None, None
     try:
         for index, chunk in enumerate(chunks or (), start=first):
-            messages = prompts.update_messages(question=question, memory=noted, section=chunk.text, memory_tokens=budgets.memory_tokens)
-            reply = yield Prompt(index=index, phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps))
+            messages = prompts.update_messages(
+                question=question, memory=noted, section=chunk.text, memory_tokens=budgets.memory_tokens
+            )
+            reply = yield Prompt(
+                index=index, phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps)
+            )
             steps.append(_update(index, chunk, noted, reply, prompts, budgets, count))
             noted = steps[-1].memory
             if strict and steps[-1].outcome == "kept" and reply.finish_reason != "content_filter":
-                raise BackendError(f"the model wrote no memory for section {index + 1}: its reply is empty or only thinking", retryable=True)
+                raise BackendError(
+                    f"the model wrote no memory for section {index + 1}: its reply is empty or only thinking",
+                    retryable=True,
+                )
         if not steps and chunks is not None:
             raise EmptyDocument
         answer = ""
         if answering:
             index, messages = first + len(steps), prompts.answer_messages(question=question, memory=noted)
-            reply = yield Prompt(index=index, phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps))
+            reply = yield Prompt(
+                index=index, phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps)
+            )
             steps.append(_answered(index, noted, reply))
             answer = prompts.parse_answer(reply.text)
             if not answer:
@@ -86,10 +95,21 @@ def _last(steps: Sequence[Step]) -> Step | None:
 
 def _answered(index: int, memory: str, reply: Reply) -> Step:
     limited = reply.finish_reason == "length"
-    return Step(index=index, phase="answer", span=None, memory_before=memory, memory=memory, reply=reply, outcome="answered", cut=limited)
+    return Step(
+        index=index,
+        phase="answer",
+        span=None,
+        memory_before=memory,
+        memory=memory,
+        reply=reply,
+        outcome="answered",
+        cut=limited,
+    )
 
 
-def _update(index: int, chunk: Chunk, old: str, reply: Reply, prompts: PromptSet, budgets: Budgets, count: Counter) -> Step:
+def _update(
+    index: int, chunk: Chunk, old: str, reply: Reply, prompts: PromptSet, budgets: Budgets, count: Counter
+) -> Step:
     """What the reply to a memory prompt makes of the memory."""
     new, unchanged = prompts.parse_memory(reply.text)
     step = Step(
@@ -114,7 +134,9 @@ def _update(index: int, chunk: Chunk, old: str, reply: Reply, prompts: PromptSet
 
 def _edited(step: Step, memory: str, limit: int, tokens: int) -> Step:
     if tokens > limit:
-        raise UsageError(f"the edited memory of step {step.index} has {tokens} tokens, its budget is {limit}; edit it anew, shorter")
+        raise UsageError(
+            f"the edited memory of step {step.index} has {tokens} tokens, its budget is {limit}; edit it anew, shorter"
+        )
     return replace(step, memory=memory, outcome="updated")
 
 
@@ -151,7 +173,7 @@ def step_made(state: Prompt | Reading, prompt: Prompt) -> Step | None:
     return step if step and step.index == prompt.index else None
 
 
-class Incoming:
+class PendingCall:
     """What one call brings: pieces of the answer on the way, and at the end the outcome to give to the loop."""
 
     def __init__(self, prompt: Prompt, prompts: PromptSet) -> None:
@@ -174,7 +196,7 @@ def drive(turns: Turns, call: Call, prompts: PromptSet) -> Generator[Event]:
     with closing(turns):  # however it ends, and whoever still holds the loop: a journal lets go of its run
         state = advance(turns, None)
         while isinstance(state, Prompt):
-            incoming = Incoming(state, prompts)
+            incoming = PendingCall(state, prompts)
             try:
                 for piece in (state.recorded,) if state.recorded else call(state):
                     yield from incoming.take(piece)
@@ -185,13 +207,15 @@ def drive(turns: Turns, call: Call, prompts: PromptSet) -> Generator[Event]:
         yield state
 
 
-async def adrive(turns: Turns, call: AsyncCall, prompts: PromptSet, chunks: AsyncChunks | None = None) -> AsyncGenerator[Event]:
+async def adrive(
+    turns: Turns, call: AsyncCall, prompts: PromptSet, chunks: AsyncChunks | None = None
+) -> AsyncGenerator[Event]:
     """`drive`, async. The loop itself (tokenizing, reading of sync documents) runs in a thread; async `chunks` are awaited and closed here."""
     turn = threading.Lock()  # a cancelled reading leaves before the thread does that advances its loop
     try:
         state = await _aadvance(turns, None, chunks, turn)
         while isinstance(state, Prompt):
-            incoming, left = Incoming(state, prompts), False
+            incoming, left = PendingCall(state, prompts), False
             try:
                 async with aclosing(_given(state.recorded) if state.recorded else call(state)) as pieces:
                     async for piece in pieces:
@@ -282,7 +306,9 @@ async def _given(reply: Reply) -> AsyncGenerator[Reply]:
     yield reply
 
 
-async def _aadvance(turns: Turns, reply: Reply | Exception | None, chunks: AsyncChunks | None, turn: threading.Lock) -> Prompt | Reading:
+async def _aadvance(
+    turns: Turns, reply: Reply | Exception | None, chunks: AsyncChunks | None, turn: threading.Lock
+) -> Prompt | Reading:
     if chunks and not isinstance(reply, Exception):  # a failed call does not wait for text
         await chunks.fetch()
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from memagent_integrations.errors import UsageError, why
+from memagent_integrations.errors import UsageError
+from memagent_integrations.files import reason
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets
 
@@ -62,7 +63,7 @@ def load(directory: str | Path) -> Policy:
         first = error.errors()[0]
         raise UsageError(f"{path} is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
-        raise UsageError(f"{str(directory)!r} is no policy: cannot read {FILE} ({why(error)})") from error
+        raise UsageError(f"{str(directory)!r} is no policy: cannot read {FILE} ({reason(error)})") from error
     kind, _, name = policy.model.partition(":")
     if kind == "policy":
         raise UsageError(f"{path} is not valid: model: a policy names a model, not another policy")
@@ -81,4 +82,4 @@ def save(policy: Policy, directory: str | Path) -> None:
         Path(directory).mkdir(parents=True, exist_ok=True)
         (Path(directory) / FILE).write_bytes(_ADAPTER.dump_json(policy, indent=1))
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot write {FILE} to {str(directory)!r}: {why(error)}") from error
+        raise UsageError(f"cannot write {FILE} to {str(directory)!r}: {reason(error)}") from error

@@ -10,13 +10,14 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from memagent_integrations.checks import drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Layout, Message, Phase
-from memagent_integrations.settings import given
+from memagent_integrations.sanitize import harmless, tags_of
 from memagent_integrations.tokens import Counter
 
 AnswerFormat = Literal["text", "boxed"]
@@ -41,8 +42,12 @@ _TASK = (
     "question, and add what this section says that can help to answer it: names, numbers, dates, and how they belong together. Leave the rest out. "
     "Use at most {words} words.{no_change} Reply with the memory alone."
 )
-_NO_CHANGE_TASK = f" If the section adds nothing that helps, reply with just {NO_CHANGE}, and the old memory stays as it is."
-_CLOSING = "A long document was read section by section for the question below. This memory holds what was noted on the way."
+_NO_CHANGE_TASK = (
+    f" If the section adds nothing that helps, reply with just {NO_CHANGE}, and the old memory stays as it is."
+)
+_CLOSING = (
+    "A long document was read section by section for the question below. This memory holds what was noted on the way."
+)
 _ANSWER_TASK = "Answer the question from the memory. If the memory does not hold the answer, say so.{form}"
 _FORMS: dict[AnswerFormat, str] = {"text": "", "boxed": " Give the final answer inside \\boxed{} at the end."}
 
@@ -64,13 +69,18 @@ class PromptSet:
     answer_format: AnswerFormat = "text"
 
     def __post_init__(self) -> None:
-        for template, needed in ((self.update, ("question", "memory", "section")), (self.answer, ("question", "memory"))):
+        for template, needed in (
+            (self.update, ("question", "memory", "section")),
+            (self.answer, ("question", "memory")),
+        ):
             missing = [name for name in needed if f"{{{name}}}" not in template]
             if missing:
                 raise UsageError(f"the prompt template lacks {{{'}, {'.join(missing)}}}: {template[:60]!r}...")
 
     @classmethod
-    def default(cls, *, layout: Layout = "section-first", no_change: bool = False, answer_format: AnswerFormat = "text") -> PromptSet:
+    def default(
+        cls, *, layout: Layout = "section-first", no_change: bool = False, answer_format: AnswerFormat = "text"
+    ) -> PromptSet:
         """This package's own prompts, with the blocks in the order of `layout` (which decides what a prefix cache can share).
 
         With `no_change`, the model may say that a section brings nothing new, and the memory stays as it is, byte for byte: cheaper, and no
@@ -85,7 +95,12 @@ class PromptSet:
             raise UsageError(f"answer_format has to be one of {', '.join(_FORMS)}, not {answer_format!r}")
         blocks = [_BLOCK.format(name) for name in _ORDER[layout].split()]
         task = _TASK.replace("{no_change}", _NO_CHANGE_TASK if no_change else "")
-        closing = [_CLOSING, _BLOCK.format("question"), _BLOCK.format("memory"), _ANSWER_TASK.replace("{form}", _FORMS[answer_format])]
+        closing = [
+            _CLOSING,
+            _BLOCK.format("question"),
+            _BLOCK.format("memory"),
+            _ANSWER_TASK.replace("{form}", _FORMS[answer_format]),
+        ]
         return cls(
             update="\n\n".join([_OPENING, *blocks, task]),
             answer="\n\n".join(closing),
@@ -110,8 +125,14 @@ class PromptSet:
             raise UsageError(f"cannot take prompts from {str(path)!r}: {error or type(error).__name__}") from error
         constants: dict[str, str] = {}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                constants.update({target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)})
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                constants.update(
+                    {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
+                )
         final = "TEMPLATE_FINAL_BOXED" if "TEMPLATE_FINAL_BOXED" in constants else "TEMPLATE_FINAL"
         if "TEMPLATE" not in constants or final not in constants:
             raise UsageError(f"{path} defines no string constants TEMPLATE and TEMPLATE_FINAL_BOXED or TEMPLATE_FINAL")
@@ -129,14 +150,16 @@ class PromptSet:
         Raises:
             UsageError: a template lacks a placeholder.
         """
-        new = replace(self, name="custom", **given(update=update, answer=answer))
+        new = replace(self, name="custom", **drop_none(update=update, answer=answer))
         if new.no_change and new.no_change not in new.update:
             new = replace(new, no_change=None)
         return new if answer is None else replace(new, answer_format=_format_of(answer))
 
     def update_messages(self, *, question: str, memory: str, section: str, memory_tokens: int) -> tuple[Message, ...]:
         """The prompt of a memory update."""
-        return self._fill(self.update, question=question, memory=memory, section=section, words=str(_words(memory_tokens)))
+        return self._fill(
+            self.update, question=question, memory=memory, section=section, words=str(_words(memory_tokens))
+        )
 
     def answer_messages(self, *, question: str, memory: str) -> tuple[Message, ...]:
         """The prompt of the answer."""
@@ -146,14 +169,18 @@ class PromptSet:
         """Tokens of a prompt of this phase at most, if its parts have so many."""
         template = self.update if phase == "memory" else self.answer
         sizes = {"question": question, "memory": max(memory, count(self.empty_memory)), "section": section, "words": 0}
-        return count(_PLACEHOLDER.sub("", template)) + sum(sizes[name] for name in _PLACEHOLDER.findall(template)) + MARGIN
+        return (
+            count(_PLACEHOLDER.sub("", template)) + sum(sizes[name] for name in _PLACEHOLDER.findall(template)) + MARGIN
+        )
 
     def parse_memory(self, text: str) -> tuple[str, bool]:
         """The memory in a reply ("" if there is none), and whether the model said, asked for it or not, that nothing changes."""
         text = self._unwrapped(text)
         if _REMARK.fullmatch(text):
             return "", True
-        if self.no_change and re.match(rf"\W*{re.escape(self.no_change).replace(chr(92) + ' ', '[ _-]')}\W*(\n|[.:]|$)", text, re.IGNORECASE):
+        if self.no_change and re.match(
+            rf"\W*{re.escape(self.no_change).replace(chr(92) + ' ', '[ _-]')}\W*(\n|[.:]|$)", text, re.IGNORECASE
+        ):
             return "", True
         return ("" if text == self.empty_memory else text), False
 
@@ -168,9 +195,14 @@ class PromptSet:
         text = strip_thinking(text)
         tags = [f"{begin}{tag}>" for tag in self.tags for begin in ("<", "</")]
         begin, end = 0, len(text)
-        while found := next((tag for tag in tags if text.startswith(tag, begin)), " " if text[begin : begin + 1].isspace() else ""):
+        while found := next(
+            (tag for tag in tags if text.startswith(tag, begin)), " " if text[begin : begin + 1].isspace() else ""
+        ):
             begin += len(found)
-        while found := next((tag for tag in tags if text.endswith(tag, begin, end)), " " if end > begin and text[end - 1].isspace() else ""):
+        while found := next(
+            (tag for tag in tags if text.endswith(tag, begin, end)),
+            " " if end > begin and text[end - 1].isspace() else "",
+        ):
             end -= len(found)
         return text[begin:end]
 
@@ -204,41 +236,6 @@ _REMARK = re.compile(
     rf"\W*(?:{_ASIDE})(?:[\s:;,.]+(?:{_ASIDE})){{0,2}}\W*", re.IGNORECASE
 )  # the whole reply is a remark on the memory, and no memory
 _PLACEHOLDER = re.compile(r"\{(question|memory|section|words)\}")
-_CONTROL = re.compile(
-    r"<(?=\|[^|<>\n]{1,60}\|>"  # <|im_start|> and its kin
-    r"|｜[^<>\n]{1,60}｜>"  # the same with full-width bars
-    r"|/?(?:s|bos|eos|pad|unk|mask|sep|cls|think(?:ing)?|tool_(?:call|response)s?|fim_\w{3,9}"
-    r"|(?:start|end)_of_(?:turn|image|role|text|utterance)|empty_output|(?:issue|jupyter|commit)_\w{3,12}|file_sep|repo_name|gh_stars)>"
-    r"|</?SYS>>)"
-    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|MODEL_SETTINGS|THINK|ARGS|IMG)\])",
-    re.IGNORECASE,
-)
-_UNSENDABLE = re.compile("[\x00\ud800-\udfff]")
-
-
-def neutralise(text: str) -> str:
-    """The text with nothing in it that a chat template or tokenizer takes for a control sign; its length stays the same.
-
-    The first character of such a sign is replaced by a look-alike, `<|im_end|>` becomes `‹|im_end|>`. NUL and lone surrogates, which no
-    tokenizer takes, become U+FFFD.
-    """
-    return _CONTROL.sub(lambda match: "‹" if match[0] == "<" else "［", _UNSENDABLE.sub("\ufffd", text))
-
-
-def tags_of(template: str) -> tuple[str, ...]:
-    """Names of the tags that stand in a template."""
-    return tuple(sorted(set(re.findall(r"</?([A-Za-z_][\w-]*)>", template))))
-
-
-def harmless(text: str, tags: tuple[str, ...]) -> str:
-    """The text `neutralise`d, and unable to open or close one of these tags; as long as before."""
-    text = neutralise(text)
-    return _imitations(tags).sub("‹", text) if tags else text
-
-
-@cache
-def _imitations(tags: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"[<＜](?=[\s/\u200b-\u200d\u2060\ufeff]{{0,9}}(?:{'|'.join(tags)})\b)", re.IGNORECASE)
 
 
 _THINKING = {"<think>": "</think>", "<thinking>": "</thinking>"}
@@ -284,7 +281,9 @@ class AnswerStream:
         self._prompts = prompts
         self._signs = re.compile(rf"(</?(?:think(?:ing)?{''.join('|' + tag for tag in prompts.tags)})>)")
         self._longest = max(len(tag) for tag in ("thinking", *prompts.tags)) + 3
-        self._closing: tuple[str, ...] = ("</think>", "</thinking>") if thinking else ()  # one of these ends the thinking block that we are in
+        self._closing: tuple[str, ...] = (
+            ("</think>", "</thinking>") if thinking else ()
+        )  # one of these ends the thinking block that we are in
         self._rest = ""  # may be the beginning of a tag
         self._gap: list[str] = []  # space and tags, which count only if something follows
         self._sent: list[str] = []
@@ -328,7 +327,9 @@ def _format_of(answer: str) -> AnswerFormat:
 
 def _from_format(template: str) -> str:
     """A str.format template of the reference code as one of ours."""
-    renamed = re.sub(r"\{(prompt|chunk)\}", lambda match: {"prompt": "{question}", "chunk": "{section}"}[match[1]], template)
+    renamed = re.sub(
+        r"\{(prompt|chunk)\}", lambda match: {"prompt": "{question}", "chunk": "{section}"}[match[1]], template
+    )
     return renamed.replace("{{", "{").replace("}}", "}")
 
 

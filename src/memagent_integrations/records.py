@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 from html import escape
@@ -11,14 +10,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
-from memagent_integrations import errors, trace
-from memagent_integrations.errors import MemAgentError, UsageError, why
-from memagent_integrations.settings import check_int, given
+from memagent_integrations import errors, files
+from memagent_integrations.changes import marked
+from memagent_integrations.checks import check_int, drop_none
+from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.sanitize import encodable
 
 Phase = Literal["memory", "answer"]
 Layout = Literal["memory-first", "section-first", "section-shared"]
 Outcome = Literal["updated", "unchanged", "kept", "answered"]
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _error_to_json(error: MemAgentError | None) -> dict[str, Any] | None:
@@ -61,11 +61,15 @@ class Budgets:
     overlap_tokens: int = 0
 
     def __post_init__(self) -> None:
-        check_int(chunk_tokens=self.chunk_tokens, memory_tokens=self.memory_tokens, question_tokens=self.question_tokens)
-        check_int(**given(output_tokens=self.output_tokens))
+        check_int(
+            chunk_tokens=self.chunk_tokens, memory_tokens=self.memory_tokens, question_tokens=self.question_tokens
+        )
+        check_int(**drop_none(output_tokens=self.output_tokens))
         check_int(least=0, overlap_tokens=self.overlap_tokens)
         if self.overlap_tokens > self.chunk_tokens // 2:
-            raise UsageError(f"overlap_tokens has to lie between 0 and half of chunk_tokens ({self.chunk_tokens // 2}), not {self.overlap_tokens!r}")
+            raise UsageError(
+                f"overlap_tokens has to lie between 0 and half of chunk_tokens ({self.chunk_tokens // 2}), not {self.overlap_tokens!r}"
+            )
 
     def output(self, phase: Phase) -> int:
         """Most tokens the model may write in one call of this phase."""
@@ -174,7 +178,7 @@ class Step:
         if self.phase == "answer":
             return f"<p><b>{escape(self.reply.text)}</b></p>"
         chunk = self.span.index + 1 if self.span else self.index
-        return f"<p>chunk {chunk}: memory {self.outcome}</p>{trace.marked(self)}"
+        return f"<p>chunk {chunk}: memory {self.outcome}</p>{marked(self.memory_before, self.memory)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,24 +271,13 @@ class Reading:
         Raises:
             UsageError: the file cannot be written.
         """
-        try:
-            Path(path).write_text(self.to_json(indent=1), encoding="utf-8")
-        except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
-            raise UsageError(f"cannot write {str(path)!r}: {why(error)}") from error
-
-    def save_trace(self, path: str | Path) -> None:
-        """Write the reading as a page (HTML, needs no network) that shows every version of the memory: what changed, and where it came from.
-
-        Raises:
-            UsageError: the file cannot be written.
-        """
-        trace.save(self, path)
+        files.write(path, self.to_json(indent=1))
 
     def _repr_html_(self) -> str:
         """The reading in a notebook: the answer, and every memory to fold out."""
         end = f"<p><b>{escape(self.answer)}</b></p>" if self.answer else f"<p>{escape(str(self.error))}</p>"
         steps = "".join(
-            f"<details><summary>chunk {number}: memory {step.outcome}</summary>{trace.marked(step)}</details>"
+            f"<details><summary>chunk {number}: memory {step.outcome}</summary>{marked(step.memory_before, step.memory)}</details>"
             for number, step in enumerate((step for step in self.steps if step.phase == "memory"), start=1)
         )
         return f"<div><p>{escape(self.question)}</p>{end}{steps}</div>"
@@ -306,14 +299,3 @@ def _adapter() -> TypeAdapter[Reading]:
 @cache
 def _json() -> TypeAdapter[Any]:
     return TypeAdapter(Any)
-
-
-def encodable(value: Any) -> Any:
-    """The value (strings, lists, mappings) with U+FFFD in place of lone surrogates: a model may write one, and no file takes it."""
-    if isinstance(value, str):
-        return _SURROGATES.sub("\ufffd", value)
-    if isinstance(value, dict):
-        return {key: encodable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [encodable(item) for item in value]
-    return value

@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, cast
 
+from memagent_integrations.checks import drop_none
 from memagent_integrations.errors import MemAgentError
 from memagent_integrations.loop import Turns, advance, exchange, step_made
 from memagent_integrations.records import NO_USAGE, Budgets, Prompt, Reading, Reply, Usage
-from memagent_integrations.settings import given
 
 try:
     from opentelemetry import context as contexts
@@ -35,7 +35,9 @@ _REASONS = ("stop", "length", "content_filter", "tool_calls")
 _FRAMEWORKS = ("langchain", "llama-index")  # kinds that do not; the class of the model follows, then its name
 
 
-def traced(turns: Turns, *, model: str, budgets: Budgets | None = None, tracer_provider: TracerProvider | None = None) -> Turns:
+def traced(
+    turns: Turns, *, model: str, budgets: Budgets | None = None, tracer_provider: TracerProvider | None = None
+) -> Turns:
     """The loop `turns`, told to OpenTelemetry: a span that begins with it and ends with it, and in it one for each call.
 
     The span's parent is what is current here, whichever thread runs the loop later. A step that a journal has recorded makes no call, and no
@@ -70,13 +72,13 @@ class _Spans:
 
     def __init__(self, model: str, parent: Context, tracer_provider: TracerProvider | None) -> None:
         provider, self._model = _provider_and_model(model)
-        self._known = given(**{"gen_ai.provider.name": provider, "gen_ai.request.model": self._model})
+        self._known = drop_none(**{"gen_ai.provider.name": provider, "gen_ai.request.model": self._model})
         self._tracer = trace.get_tracer("memagent_integrations", tracer_provider=tracer_provider)
         self._context = parent
         self._usage, self._recorded = NO_USAGE, 0
 
     def reading(self, turns: Turns, budgets: Budgets | None) -> Turns:
-        sizes = given(**{f"memagent.{name}": size for name, size in (asdict(budgets) if budgets else {}).items()})
+        sizes = drop_none(**{f"memagent.{name}": size for name, size in (asdict(budgets) if budgets else {}).items()})
         asked = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "memagent", **self._known, **sizes}
         span = self._tracer.start_span("invoke_agent memagent", self._context, trace.SpanKind.INTERNAL, asked)
         self._context = trace.set_span_in_context(span, self._context)
@@ -93,7 +95,9 @@ class _Spans:
             _failed(span, error)
             raise
         finally:
-            spent = _tokens(replace(self._usage, cached_tokens=None))  # as the conventions have it: caches are told call by call
+            spent = _tokens(
+                replace(self._usage, cached_tokens=None)
+            )  # as the conventions have it: caches are told call by call
             span.set_attributes(spent | {"memagent.recorded_steps": self._recorded})
             span.end()
 
@@ -143,11 +147,13 @@ def _provider_and_model(name: str) -> tuple[str | None, str]:
 def _replied(reply: Reply) -> dict[str, int | float | list[str]]:
     known = reply.finish_reason in _REASONS
     reasons = [reply.finish_reason if known else "other"] if reply.finish_reason else None
-    return _tokens(reply.usage) | given(**{"gen_ai.response.finish_reasons": reasons, "memagent.step.seconds": reply.seconds or None})
+    return _tokens(reply.usage) | drop_none(
+        **{"gen_ai.response.finish_reasons": reasons, "memagent.step.seconds": reply.seconds or None}
+    )
 
 
 def _tokens(usage: Usage) -> dict[str, int]:
-    return given(
+    return drop_none(
         **{
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,

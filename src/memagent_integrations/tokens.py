@@ -85,7 +85,9 @@ def _tiktoken(name: str, load: Callable[[], tiktoken.Encoding]) -> Counter:
     try:
         encode = load().encode_ordinary
     except Exception as error:  # an unknown name, or any failure of the download
-        raise UsageError(f"tiktoken has no vocabulary for {name!r} ({type(error).__name__}: {error}); {WAYS_OUT}") from error
+        raise UsageError(
+            f"tiktoken has no vocabulary for {name!r} ({type(error).__name__}: {error}); {WAYS_OUT}"
+        ) from error
 
     def count(text: str) -> int:
         return len(encode(text))
@@ -93,7 +95,9 @@ def _tiktoken(name: str, load: Callable[[], tiktoken.Encoding]) -> Counter:
     return count
 
 
-_PIECES = re.compile(r"(?P<word>[A-Za-z]+)|(?P<one>[0-9]|[!-/:-@\[-`{-~]|[\x00-\x1f\x7f])|(?P<space> +)|(?P<other>[^\x00-\x7f]+)")
+_PIECES = re.compile(
+    r"(?P<word>[A-Za-z]+)|(?P<one>[0-9]|[!-/:-@\[-`{-~]|[\x00-\x1f\x7f])|(?P<space> +)|(?P<other>[^\x00-\x7f]+)"
+)
 
 
 def approximate(text: str) -> int:

@@ -31,7 +31,9 @@ DOCUMENT = "The harbour master noted the tide and the wind. " * 12
 def name(model: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A policy with an adapter of random weights, large enough to be seen."""
     config = peft.LoraConfig(r=12, lora_alpha=24, target_modules=LINEAR, task_type="CAUSAL_LM")
-    trained: Any = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32"), config)
+    trained: Any = peft.get_peft_model(
+        transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32"), config
+    )
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for key, weights in trained.named_parameters():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import vllm_env
-from contract import ask
+from helpers.contract import ask
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.reader import Reader
@@ -29,7 +29,9 @@ from memagent_integrations.training.served import ServedSampler  # noqa: E402
 from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
 from memagent_integrations.training.trainer import Trainer  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks transformers for it
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing.:FutureWarning"
+)  # peft asks transformers for it
 TEMPERATURE = 0.7  # at 1.0 the probabilities before and after temperature are the same
 SMALL: dict[str, Any] = {
     "steps": 2,
@@ -111,7 +113,12 @@ def test_a_training_on_what_the_server_writes(policy: ServedSampler, tmp_path: P
     task = Task(name="length", metric="em", make=lambda length, seed, number, counted: sample(number), unit=None)
 
     def sample(number: int) -> Sample:
-        return Sample(id=f"{number}", question="What was noted?", answers=("tide",), document=lambda: iter([f"{number}. {SHARED[:200]}"]))
+        return Sample(
+            id=f"{number}",
+            question="What was noted?",
+            answers=("tide",),
+            document=lambda: iter([f"{number}. {SHARED[:200]}"]),
+        )
 
     def draw(number: int, share: float) -> Drawn:
         return Drawn(task=task, length=0, sample=sample(number))
@@ -127,12 +134,16 @@ def test_a_training_on_what_the_server_writes(policy: ServedSampler, tmp_path: P
     assert policy.published.endswith("6"), "three for the first test, one for the second, and one for each batch"
 
 
-def test_what_the_server_cannot_take_is_told(policy: ServedSampler, url: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_server_cannot_take_is_told(
+    policy: ServedSampler, url: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ServedSampler(model, base_url=url, temperature=TEMPERATURE, device="cpu") as larger:
         start(larger, Settings(**(SMALL | {"lora": Lora(rank=12, alpha=16)})))
         with pytest.raises(UsageError, match=r"rank 12; start it so: .*--max-lora-rank 16"):
             larger.publish()
     load = policy._server.load
-    monkeypatch.setattr(policy._server, "load", lambda name, path, rank: (shutil.rmtree(path), load(name, path, rank=rank)))
+    monkeypatch.setattr(
+        policy._server, "load", lambda name, path, rank: (shutil.rmtree(path), load(name, path, rank=rank))
+    )
     with pytest.raises(UsageError, match="does not see"):
         policy.publish()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import vllm_env
-from contract import SCRIPTS, BackendContract, ask, joined
+from helpers.contract import SCRIPTS, BackendContract, ask, joined
 
 from memagent_integrations import Backend, BackendError, ContextOverflow, UsageError, load_backend
-from memagent_integrations.backends.chat import ChatTokenizer
+from memagent_integrations.backends.in_process import ChatTokenizer
 from memagent_integrations.records import Prompt, Reply
 
 SHARED = "The harbour master noted the tide and the wind. " * 60
@@ -58,7 +58,10 @@ class TestServer(BackendContract):
         assert 0.5 * usage.prompt_tokens < usage.cached_tokens < usage.prompt_tokens
 
     def test_an_unknown_model_is_named(self, url: str) -> None:
-        with load_backend("openai:no-such-model", base_url=url) as other, pytest.raises(BackendError, match="no-such-model") as caught:
+        with (
+            load_backend("openai:no-such-model", base_url=url) as other,
+            pytest.raises(BackendError, match="no-such-model") as caught,
+        ):
             other.complete(ask("Hello."))
         assert not caught.value.retryable
 
@@ -100,7 +103,9 @@ class TestInProcess(BackendContract):
 
     def test_a_prompt_and_its_output_share_the_window(self, backend: Backend) -> None:
         used = backend.template_tokens + backend.count("word " * 8000)
-        with pytest.raises(ContextOverflow, match=rf"prompt {used} \+ output {8193 - used} = 8193 tokens, but the window holds 8192"):
+        with pytest.raises(
+            ContextOverflow, match=rf"prompt {used} \+ output {8193 - used} = 8193 tokens, but the window holds 8192"
+        ):
             backend.complete(ask("word " * 8000, 8193 - used))
 
     def test_an_empty_prompt_is_refused(self, backend: Backend) -> None:
@@ -113,7 +118,9 @@ class TestInProcess(BackendContract):
         first = next(stream)
         assert backend.complete(ask("Name three colours.", 12)).text, "a stream that waits holds nobody up"
         texts: dict[int, str] = {}
-        threads = [threading.Thread(target=lambda n=n: texts.update({n: joined(backend.stream(prompt))[0]})) for n in range(3)]
+        threads = [
+            threading.Thread(target=lambda n=n: texts.update({n: joined(backend.stream(prompt))[0]})) for n in range(3)
+        ]
         for thread in threads:
             thread.start()
         text, reply, _ = joined([first, *stream])
@@ -133,7 +140,11 @@ class TestInProcess(BackendContract):
     def test_a_refused_prompt_leaves_the_others_alone(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         encode = backend._chat.encode  # type: ignore[attr-defined]
         beyond = 10**9  # no token of this vocabulary
-        monkeypatch.setattr(backend._chat, "encode", lambda prompt, window: [beyond] if prompt.max_tokens == 3 else encode(prompt, window))  # type: ignore[attr-defined]
+        monkeypatch.setattr(
+            backend._chat,
+            "encode",
+            lambda prompt, window: [beyond] if prompt.max_tokens == 3 else encode(prompt, window),
+        )  # type: ignore[attr-defined]
         first, refused, last = backend.complete_batch([ask("Hello.", 4), ask("Hello.", 3), ask("Hello.", 4)])
         assert isinstance(refused, BackendError)
         assert isinstance(first, Reply)
@@ -172,13 +183,21 @@ def make_adapter(model: Path, folder: Path, *, module: str = "o_proj") -> Path:
 
 def test_an_adapter_changes_what_the_model_says(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = ask("Name three colours.")
-    options = CPU | {"adapter": make_adapter(model, tmp_path / "adapter"), "window": 512, "temperature": 0.7, "seed": 4, "batch_size": 2}
+    options = CPU | {
+        "adapter": make_adapter(model, tmp_path / "adapter"),
+        "window": 512,
+        "temperature": 0.7,
+        "seed": 4,
+        "batch_size": 2,
+    }
     with load_backend(f"vllm:{model}", **options) as adapted:
         assert (adapted.window, adapted.batch_size) == (512, 2)
         reply = adapted.complete(prompt)
         assert adapted.complete(prompt).text == reply.text, "the seed makes it the same again"
         used = adapted.template_tokens + adapted.count("word " * 460)
-        assert adapted.complete(ask("word " * 460, 512 - used)).usage.prompt_tokens == used, "the window is used to its last token"
+        assert adapted.complete(ask("word " * 460, 512 - used)).usage.prompt_tokens == used, (
+            "the window is used to its last token"
+        )
         monkeypatch.setattr(adapted, "_adapter", None)
         assert adapted.complete(prompt).text != reply.text
     with pytest.raises(BackendError, match="is closed"):
@@ -215,5 +234,8 @@ def test_an_adapter_for_another_model(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_come_up(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="ended with status"), vllm_env.server(tmp_path / "nothing", log=tmp_path / "log"):
+    with (
+        pytest.raises(RuntimeError, match="ended with status"),
+        vllm_env.server(tmp_path / "nothing", log=tmp_path / "log"),
+    ):
         pytest.fail("it came up")

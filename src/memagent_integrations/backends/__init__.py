@@ -6,7 +6,8 @@ import importlib
 import inspect
 from typing import Any
 
-from memagent_integrations import models, policies
+from memagent_integrations import policies
+from memagent_integrations.backends import embedded
 from memagent_integrations.backends.base import Backend
 from memagent_integrations.backends.scripted import ScriptedBackend
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
@@ -37,17 +38,21 @@ def load_backend(spec: str, **options: Any) -> Backend:
         BackendError: the model cannot be fetched or loaded.
     """
     kind, _, name = spec.partition(":")
-    if spec in models.EMBEDDED:
-        embedded = models.EMBEDDED[spec]
-        sampling = {} if options.get("adapter") else embedded.sampling  # a crutch of the raw model; adapters are trained without it
-        defaults = {"name": spec, "window": embedded.window, "sampling": sampling}
-        return _make("llamacpp", models.pull(spec), defaults | options)
+    if spec in embedded.EMBEDDED:
+        model = embedded.EMBEDDED[spec]
+        sampling = (
+            {} if options.get("adapter") else model.sampling
+        )  # a crutch of the raw model; adapters are trained without it
+        defaults = {"name": spec, "window": model.window, "sampling": sampling}
+        return _make("llamacpp", embedded.pull(spec), defaults | options)
     if kind == "policy" and name:
         return _trained(policies.load(name), options)
     if kind in _KINDS and name:
         return _make(kind, name, options)
-    known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *models.EMBEDDED])
-    raise UsageError(f"unknown model {spec!r}; use one of {known}, or in MemAgentReader provider:NAME of LangChain's init_chat_model")
+    known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *embedded.EMBEDDED])
+    raise UsageError(
+        f"unknown model {spec!r}; use one of {known}, or in MemAgentReader provider:NAME of LangChain's init_chat_model"
+    )
 
 
 def _trained(policy: policies.Policy, options: dict[str, Any]) -> Backend:
@@ -55,7 +60,7 @@ def _trained(policy: policies.Policy, options: dict[str, Any]) -> Backend:
     model = options.pop("model", policy.model)
     if not isinstance(model, str) or model.startswith("policy:"):
         raise UsageError(f"model has to be the name of a model that has the weights of {policy.model}, not {model!r}")
-    kind = "llamacpp" if model in models.EMBEDDED else model.partition(":")[0]
+    kind = "llamacpp" if model in embedded.EMBEDDED else model.partition(":")[0]
     served = kind == "openai" and model != policy.model
     if not served and "adapter" not in options and (adapter := policy.adapter_for(kind)):
         options["adapter"] = adapter

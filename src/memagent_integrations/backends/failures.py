@@ -36,7 +36,9 @@ _MISTAKES = (  # of the code, not of the model
     ValueError,
     Warning,
 )
-_BROKEN = re.compile(r"Timeout|TimedOut|Connect|Network|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded")
+_BROKEN = re.compile(
+    r"Timeout|TimedOut|Connect|Network|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded"
+)
 _SECRET = re.compile(r"\b(?:(?:sk|gsk|xai|hf)[-_]|AIza)[\w-]{12,}")
 
 
@@ -52,15 +54,23 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
     if mistake and not isinstance(error, ValueError):
         return None
     kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
-    if status in (None, 400, 413, 422) and OVERFLOW.search(f"{kinds} {getattr(error, 'code', '')} {getattr(error, 'type', '')} {said}"):
-        return ContextOverflow(f"the prompt does not fit into the window of {name}: {said}; lower chunk_tokens or memory_tokens")
+    if status in (None, 400, 413, 422) and OVERFLOW.search(
+        f"{kinds} {getattr(error, 'code', '')} {getattr(error, 'type', '')} {said}"
+    ):
+        return ContextOverflow(
+            f"the prompt does not fit into the window of {name}: {said}; lower chunk_tokens or memory_tokens"
+        )
     if status:
         return _from_status(status, name, said, _retry_after(error))
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return BackendError(f"{name} sent what is not JSON: {said}", retryable=True)
     if isinstance(error, UnicodeEncodeError):
-        return UsageError(f"the prompt cannot be sent to {name}: {said}; neutralise() in memagent_integrations.prompts replaces what no server takes")
-    if isinstance(error, ValueError) and (_told(error) or "No generation" in said):  # LangChain's, for an answer without choices
+        return UsageError(
+            f"the prompt cannot be sent to {name}: {said}; neutralise() in memagent_integrations.prompts replaces what no server takes"
+        )
+    if isinstance(error, ValueError) and (
+        _told(error) or "No generation" in said
+    ):  # LangChain's, for an answer without choices
         return BackendError(f"{name} failed: {said}", retryable=True)
     if mistake or type(error).__module__.partition(".")[0] == "langgraph":
         return None
@@ -108,7 +118,11 @@ def _from_status(status: int, name: str, said: str, retry_after: float | None) -
     if status == 404:
         return BackendError(f"the server does not know {name} ({status}); check the model name and the address: {said}")
     retryable = status in (408, 409, 425, 429) or status >= 500
-    return BackendError(f"{name} failed with status {status}: {said}", retryable=retryable, retry_after=retry_after if retryable else None)
+    return BackendError(
+        f"{name} failed with status {status}: {said}",
+        retryable=retryable,
+        retry_after=retry_after if retryable else None,
+    )
 
 
 def _retry_after(error: Exception) -> float | None:
@@ -129,7 +143,11 @@ def _retry_after(error: Exception) -> float | None:
 def _status(error: Exception) -> int | None:
     """The HTTP status of the answer that the error reports, if it does."""
     response = getattr(error, "response", None)
-    found: list[Any] = [getattr(holder, name, None) for holder in (error, response) for name in ("status_code", "http_status", "code", "status")]
+    found: list[Any] = [
+        getattr(holder, name, None)
+        for holder in (error, response)
+        for name in ("status_code", "http_status", "code", "status")
+    ]
     if isinstance(response, dict):  # botocore
         found.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
     found.append(_told(error).get("code"))

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent_integrations.backends.openai import OpenAIBackend
-from memagent_integrations.errors import BackendError, MissingExtra, UsageError, why
+from memagent_integrations.checks import MOST, check_int, check_number, drop_none
+from memagent_integrations.errors import BackendError, MissingExtra, UsageError
+from memagent_integrations.files import reason
 from memagent_integrations.records import Prompt, Reply
-from memagent_integrations.settings import MOST, check_int, check_number, given
 
 if TYPE_CHECKING:
     from xllamacpp import Server
@@ -60,7 +61,7 @@ class LlamaCppBackend(OpenAIBackend):
     ) -> None:
         check_int(most=MAX_PARALLEL, parallel=parallel)
         check_int(least=MIN_WINDOW, most=MOST // parallel, window=window)
-        check_int(most=1024, **given(threads=threads))
+        check_int(most=1024, **drop_none(threads=threads))
         check_int(least=-1, gpu_layers=gpu_layers)
         check_number(temperature=temperature)
         if not isinstance(sampling, Mapping | None):
@@ -70,7 +71,13 @@ class LlamaCppBackend(OpenAIBackend):
         self._resting_streams = 0
         self._adapter = str(adapter) if adapter else None
         self._server: Server | None = _serve(
-            Path(model), adapter, window, parallel, threads or os.cpu_count() or 1, gpu_layers, key := secrets.token_urlsafe()
+            Path(model),
+            adapter,
+            window,
+            parallel,
+            threads or os.cpu_count() or 1,
+            gpu_layers,
+            key := secrets.token_urlsafe(),
         )
         super().__init__(
             Path(model).stem,
@@ -144,7 +151,9 @@ def _close_all() -> None:
         backend._free()
 
 
-def _serve(model: Path, adapter: str | Path | None, window: int, parallel: int, threads: int, gpu_layers: int, key: str) -> Server:
+def _serve(
+    model: Path, adapter: str | Path | None, window: int, parallel: int, threads: int, gpu_layers: int, key: str
+) -> Server:
     try:
         import xllamacpp
     except ImportError as error:
@@ -174,6 +183,6 @@ def _check_gguf(path: Path) -> None:
         with path.open("rb") as file:
             magic = file.read(4)
     except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
-        raise UsageError(f"cannot read the model {str(path)!r}: {why(error)}") from error
+        raise UsageError(f"cannot read the model {str(path)!r}: {reason(error)}") from error
     if magic != b"GGUF":
         raise UsageError(f"{path} is not a GGUF file")

@@ -16,11 +16,11 @@ import openai
 
 from memagent_integrations.backends.base import Backend, closed, digest
 from memagent_integrations.backends.failures import translated
-from memagent_integrations.backends.replies import Received, finish_reason
+from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
+from memagent_integrations.checks import check_int, check_number, drop_none
 from memagent_integrations.errors import BackendError, UsageError
-from memagent_integrations.prompts import neutralise
 from memagent_integrations.records import Prompt, Reply, Usage
-from memagent_integrations.settings import check_int, check_number, given
+from memagent_integrations.sanitize import neutralise
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
 _COUNTING = 60.0  # seconds that counting may take at most
@@ -60,11 +60,13 @@ class OpenAIBackend(Backend):
         max_retries: int = 5,
         concurrency: int = 8,
     ) -> None:
-        check_int(concurrency=concurrency, **given(window=window))
+        check_int(concurrency=concurrency, **drop_none(window=window))
         check_int(least=0, max_retries=max_retries)
-        check_number(timeout=timeout, **given(temperature=temperature, top_p=top_p))
+        check_number(timeout=timeout, **drop_none(temperature=temperature, top_p=top_p))
         if limit_parameter not in (None, *get_args(LimitParameter)):
-            raise UsageError(f"limit_parameter has to be {' or '.join(get_args(LimitParameter))}, not {limit_parameter!r}")
+            raise UsageError(
+                f"limit_parameter has to be {' or '.join(get_args(LimitParameter))}, not {limit_parameter!r}"
+            )
         if not isinstance(extra_body, Mapping | None):
             raise UsageError(f"extra_body has to be a mapping of names to JSON values, not {extra_body!r}")
         self.name = f"openai:{model}"
@@ -79,7 +81,7 @@ class OpenAIBackend(Backend):
         self._address = address.geturl()
         self._secrets = [self._client.api_key, *secrets, *map(str, self._settings["default_query"].values())]
         self._hosted = f".{address.hostname}".endswith(".openai.com")
-        self._options = given(temperature=temperature, top_p=top_p, seed=seed)
+        self._options = drop_none(temperature=temperature, top_p=top_p, seed=seed)
         self._extra_body = dict(extra_body or {})
         self._limit: LimitParameter = limit_parameter or ("max_completion_tokens" if self._hosted else "max_tokens")
         self._tokenizer, self._window = tokenizer, window
@@ -166,7 +168,9 @@ class OpenAIBackend(Backend):
     def _slot(self, prompt: Prompt) -> Iterator[None]:
         """A place among the calls in flight. A call that nobody waits for any more gets none."""
         if not self._slots.acquire(timeout=_left(prompt)):
-            raise BackendError(f"{self.name} has no place for another call (concurrency={self.concurrency})", retryable=True)
+            raise BackendError(
+                f"{self.name} has no place for another call (concurrency={self.concurrency})", retryable=True
+            )
         try:
             if not _left(prompt):  # it became free this moment, and too late
                 raise BackendError(f"{self.name} was not asked in time", retryable=True)
@@ -273,7 +277,9 @@ class OpenAIBackend(Backend):
             try:
                 return openai_counter(self.model), None
             except UsageError:
-                raise UsageError(f"{self._address} has no /tokenize to count the tokens of {self.model}; {WAYS_OUT}") from error
+                raise UsageError(
+                    f"{self._address} has no /tokenize to count the tokens of {self.model}; {WAYS_OUT}"
+                ) from error
         return lambda text: self._tokenize(text)[0], window
 
     def _tokenize(self, text: str) -> tuple[int, int | None]:
@@ -288,7 +294,7 @@ class OpenAIBackend(Backend):
         return len(tokens), _int_or_none(answer.get("max_model_len"))
 
 
-class _Answer(Received):
+class _Answer(ReplyBuilder):
     """A completion. Nothing is taken for granted of what a server sends."""
 
     def take(self, completion: Any) -> None:
@@ -297,7 +303,9 @@ class _Answer(Received):
         if not choices or not isinstance(choices, list):
             said = getattr(completion, "error", None)
             code = said.get("code") if isinstance(said, dict) else None
-            raise ValueError({"message": f"the answer has no choices{f': {said}' if said else ''}", "code": code})  # `failures` knows this form
+            raise ValueError(
+                {"message": f"the answer has no choices{f': {said}' if said else ''}", "code": code}
+            )  # `failures` knows this form
         self.usage = _usage(getattr(completion, "usage", None))
         self._add(choices[0], getattr(choices[0], "message", None))
 
@@ -305,7 +313,10 @@ class _Answer(Received):
         reason = finish_reason(getattr(choice, "finish_reason", None))
         self.finish_reason = "content_filter" if getattr(message, "refusal", None) else self.finish_reason or reason
         extra = getattr(message, "model_extra", None) or {}
-        return self.note(_text(getattr(message, "content", None)), _text(extra.get("reasoning_content")) or _text(extra.get("reasoning")))
+        return self.note(
+            _text(getattr(message, "content", None)),
+            _text(extra.get("reasoning_content")) or _text(extra.get("reasoning")),
+        )
 
 
 class _Stream(_Answer):
@@ -316,7 +327,9 @@ class _Stream(_Answer):
         if usage := getattr(event, "usage", None):
             self.usage = _usage(usage)
         choices = getattr(event, "choices", None)
-        return self._add(choices[0], getattr(choices[0], "delta", None)) if choices and isinstance(choices, list) else ""
+        return (
+            self._add(choices[0], getattr(choices[0], "delta", None)) if choices and isinstance(choices, list) else ""
+        )
 
     def reply(self) -> Reply:
         """The whole reply; a stream that was cut off has none."""
@@ -335,14 +348,18 @@ def _access(model: str, key: str | None, url: str | None) -> tuple[dict[str, Any
 
     A user and a password go from the address into a header, as httpx would send them, because httpx writes addresses into its log.
     """
-    for name, value in given(api_key=key, base_url=url).items():
+    for name, value in drop_none(api_key=key, base_url=url).items():
         if not isinstance(value, str):
             raise UsageError(f"{name} has to be a text, not {type(value).__name__}")
     key = (key or os.environ.get("OPENAI_API_KEY") or "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise UsageError("the API key holds characters that no key has (a line end, or letters beyond ASCII); check where it was copied from")
+        raise UsageError(
+            "the API key holds characters that no key has (a line end, or letters beyond ASCII); check where it was copied from"
+        )
     if not (key or url):
-        raise UsageError(f"no API key for {model}: set OPENAI_API_KEY or pass api_key, or pass the base_url of a local server")
+        raise UsageError(
+            f"no API key for {model}: set OPENAI_API_KEY or pass api_key, or pass the base_url of a local server"
+        )
     query: dict[str, str] = {}
     headers: dict[str, str] = {}
     secrets: list[str] = []
@@ -354,7 +371,10 @@ def _access(model: str, key: str | None, url: str | None) -> tuple[dict[str, Any
             usable = False
         if not usable:
             raise UsageError("base_url has to be an address such as http://127.0.0.1:8000/v1")
-        query, url = dict(parse_qsl(parts.query)), parts._replace(query="", fragment="", netloc=parts.netloc.rpartition("@")[2]).geturl()
+        query, url = (
+            dict(parse_qsl(parts.query)),
+            parts._replace(query="", fragment="", netloc=parts.netloc.rpartition("@")[2]).geturl(),
+        )
         if parts.username or parts.password:
             user, password = unquote(parts.username or ""), unquote(parts.password or "")
             basic = base64.b64encode(f"{user}:{password}".encode()).decode()

@@ -19,7 +19,7 @@ _REASONS = {
 }
 
 
-class Received:
+class ReplyBuilder:
     """One reply, piece by piece. `usage` and `finish_reason` are set by whoever adds the pieces."""
 
     def __init__(self) -> None:

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 
 from memagent_integrations.backends.base import Backend
+from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import BackendError, MemAgentError
 from memagent_integrations.records import Prompt, Reply, Usage
-from memagent_integrations.settings import check_int, given
 
 Line = str | Reply | MemAgentError
 
@@ -33,7 +33,7 @@ class ScriptedBackend(Backend):
         batch_size: int = 1,
         concurrency: int = 4,
     ) -> None:
-        check_int(batch_size=batch_size, concurrency=concurrency, **given(window=window))
+        check_int(batch_size=batch_size, concurrency=concurrency, **drop_none(window=window))
         self._script = script if callable(script) else None
         self._lines = iter(()) if callable(script) else iter(script)
         self._lock = threading.Lock()

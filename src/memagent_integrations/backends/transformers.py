@@ -15,19 +15,29 @@ from queue import SimpleQueue
 from typing import Any
 
 from memagent_integrations.backends.base import closed
-from memagent_integrations.backends.chat import BatchBackend, ChatTokenizer, one_line
+from memagent_integrations.backends.in_process import BatchBackend, ChatTokenizer, one_line
+from memagent_integrations.checks import check_int, check_number, drop_none
 from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
-from memagent_integrations.settings import check_int, check_number, given
 
 try:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GenerationConfig,
+        StoppingCriteria,
+        StoppingCriteriaList,
+    )
     from transformers.generation.streamers import BaseStreamer
 except ImportError as error:
     raise MissingExtra.extra(error.name or str(error), "transformers") from error
 
-_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # CUDA, and the CPU allocator on Linux and on Windows
+_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+)  # CUDA, and the CPU allocator on Linux and on Windows
 
 
 class TransformersBackend(BatchBackend):
@@ -64,21 +74,30 @@ class TransformersBackend(BatchBackend):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        check_int(batch_size=batch_size, **given(window=window))
+        check_int(batch_size=batch_size, **drop_none(window=window))
         check_number(temperature=temperature)
         check_number(least=1e-6, most=1, top_p=top_p)
         self.name = f"transformers:{model}"
         self.batch_size = batch_size
-        self._identity = {"temperature": temperature, "top_p": top_p, "seed": seed, "adapter": str(adapter) if adapter else None}
+        self._identity = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "seed": seed,
+            "adapter": str(adapter) if adapter else None,
+        }
         self.temperature, self._top_p, self._seed = temperature, top_p, seed
         self._lock = threading.Lock()
         options["trust_remote_code"] = trust_remote_code
         with _loading(str(model), "give a Hugging Face name, a folder that save_pretrained wrote, or a GGUF file"):
             self.tokenizer = _load_tokenizer(model, options)
-            self.model: Any = _load_model(model, device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype, options)
+            self.model: Any = _load_model(
+                model, device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype, options
+            )
         self._ends = _ends(self.model, self.tokenizer)
         self.model.generation_config = GenerationConfig.from_dict({})  # generate() fills what we leave unset from here
-        self.window = window or getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self.window = window or getattr(
+            self.model.config.get_text_config(decoder=True), "max_position_embeddings", None
+        )
         if adapter:
             self.model = _with_adapter(self.model, adapter)
         self._chat = ChatTokenizer(self.tokenizer, chat_template_kwargs)
@@ -119,7 +138,9 @@ class TransformersBackend(BatchBackend):
             for token in tokens:
                 written.append(token)
                 text = self._text(written)
-                if len(text) > len(sent) and text.startswith(sent) and not text.endswith("\ufffd"):  # U+FFFD: half a character so far
+                if (
+                    len(text) > len(sent) and text.startswith(sent) and not text.endswith("\ufffd")
+                ):  # U+FFFD: half a character so far
                     yield text[len(sent) :]
                     sent = text
         finally:
@@ -161,7 +182,9 @@ class TransformersBackend(BatchBackend):
         except BaseException as error:
             tokens.queue.put(error)
 
-    def _generate(self, rows: list[list[int]], limits: list[int], tokens: _Tokens | None = None, shared: int = 0, **more: Any) -> list[list[int]]:
+    def _generate(
+        self, rows: list[list[int]], limits: list[int], tokens: _Tokens | None = None, shared: int = 0, **more: Any
+    ) -> list[list[int]]:
         """What the model writes to each row of token ids: at most so many tokens, up to and with the end of the text.
 
         The first `shared` tokens are the same in all rows: shorter ones are filled up behind these. `more` goes to `generate`.
@@ -172,8 +195,12 @@ class TransformersBackend(BatchBackend):
                 raise closed(self.name)
             device = self.model.device
             output = self.model.generate(
-                input_ids=torch.tensor([row[:shared] + [self._pad] * (width - len(row)) + row[shared:] for row in rows], device=device),
-                attention_mask=torch.tensor([[1] * shared + [0] * (width - len(row)) + [1] * (len(row) - shared) for row in rows], device=device),
+                input_ids=torch.tensor(
+                    [row[:shared] + [self._pad] * (width - len(row)) + row[shared:] for row in rows], device=device
+                ),
+                attention_mask=torch.tensor(
+                    [[1] * shared + [0] * (width - len(row)) + [1] * (len(row) - shared) for row in rows], device=device
+                ),
                 generation_config=self._config(max(limits)),
                 stopping_criteria=StoppingCriteriaList([_Stop(width, limits, tokens)]),
                 streamer=tokens,
@@ -184,10 +211,14 @@ class TransformersBackend(BatchBackend):
 
     def _config(self, limit: int) -> GenerationConfig:
         sampling = (
-            {"do_sample": True, "temperature": self.temperature, "top_p": self._top_p, "top_k": 0} if self.temperature else {"do_sample": False}
+            {"do_sample": True, "temperature": self.temperature, "top_p": self._top_p, "top_k": 0}
+            if self.temperature
+            else {"do_sample": False}
         )
         ends = sorted(self._ends) or None
-        return GenerationConfig.from_dict({"max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": self._pad, **sampling})
+        return GenerationConfig.from_dict(
+            {"max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": self._pad, **sampling}
+        )
 
     def _cut(self, ids: list[int], limit: int) -> list[int]:
         end = next((place + 1 for place, token in enumerate(ids) if token in self._ends), limit)
@@ -229,7 +260,9 @@ class TransformersBackend(BatchBackend):
             if not out_of_memory(error):
                 raise BackendError(f"{self.name} failed: {one_line(error)}") from error
             freed(error)
-            raise BackendError(f"{self.name} ran out of memory over {rows} prompts at once; lower {self._sizes}") from error
+            raise BackendError(
+                f"{self.name} ran out of memory over {rows} prompts at once; lower {self._sizes}"
+            ) from error
 
 
 class _Tokens(BaseStreamer):
@@ -301,7 +334,9 @@ def _loading(what: str, advice: str) -> Iterator[None]:
         raise
     except Exception as error:
         if out_of_memory(error):
-            raise BackendError(f"{what} does not fit into the memory of the device; use a smaller model or dtype") from error
+            raise BackendError(
+                f"{what} does not fit into the memory of the device; use a smaller model or dtype"
+            ) from error
         raise UsageError(f"cannot load {what}: {one_line(error)}; {advice}") from error
 
 
@@ -349,6 +384,9 @@ def _with_adapter(model: Any, adapter: str | Path) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise MissingExtra.extra("peft", "transformers") from error
-    with adapting(), _loading(str(adapter), "adapter has to be a folder or Hugging Face name of a LoRA adapter made for this model"):
+    with (
+        adapting(),
+        _loading(str(adapter), "adapter has to be a folder or Hugging Face name of a LoRA adapter made for this model"),
+    ):
         warnings.filterwarnings("error", "Found missing adapter keys")  # weights that are not in it would stay random
         return PeftModel.from_pretrained(model, str(adapter))

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from memagent_integrations.backends.base import closed
-from memagent_integrations.backends.chat import BatchBackend, ChatTokenizer, one_line
+from memagent_integrations.backends.in_process import BatchBackend, ChatTokenizer, one_line
+from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
-from memagent_integrations.settings import check_int, given
 
 try:
     from vllm import LLM, SamplingParams, TokensPrompt
@@ -58,10 +58,15 @@ class VLLMBackend(BatchBackend):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **engine: Any,
     ) -> None:
-        check_int(batch_size=batch_size, **given(window=window))
+        check_int(batch_size=batch_size, **drop_none(window=window))
         self.name = f"vllm:{model}"
         self.batch_size = batch_size
-        self._identity = {"temperature": temperature, "top_p": top_p, "seed": seed, "adapter": str(adapter) if adapter else None}
+        self._identity = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "seed": seed,
+            "adapter": str(adapter) if adapter else None,
+        }
         with _loading(str(adapter)):
             lora = _lora_options(adapter)
         with _loading(str(model)):
@@ -254,7 +259,9 @@ def _reply(call: _Call, output: Any, text: str, written: int, started: float) ->
         raise BackendError(f"vLLM gave up the prompt ({reason})", retryable=True)
     return Reply(
         text=text,
-        usage=Usage(prompt_tokens=call.prompt_tokens, completion_tokens=written, cached_tokens=output.num_cached_tokens),
+        usage=Usage(
+            prompt_tokens=call.prompt_tokens, completion_tokens=written, cached_tokens=output.num_cached_tokens
+        ),
         finish_reason=reason,
         seconds=time.perf_counter() - started,
     )

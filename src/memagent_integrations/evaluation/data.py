@@ -13,7 +13,18 @@ from zlib import crc32
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.evaluation.haystacks import Corpus
 from memagent_integrations.evaluation.references import Reference, References, longbench
-from memagent_integrations.evaluation.rows import Row, decoded, each, lines, pairs, string, strings, text_of, where_of, whole
+from memagent_integrations.evaluation.rows import (
+    Row,
+    decoded,
+    each,
+    lines,
+    pairs,
+    string,
+    strings,
+    text_of,
+    where_of,
+    whole,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +87,9 @@ class Data:
             return tuple(each(path, _hotpot))
         rows = self._hub(name, "hotpotqa/hotpot_qa", split, "distractor")
         with _expected("hotpotqa/hotpot_qa"):
-            return tuple(_hotpot(_as_file(row), f"row {number} of hotpotqa/hotpot_qa") for number, row in enumerate(rows))
+            return tuple(
+                _hotpot(_as_file(row), f"row {number} of hotpotqa/hotpot_qa") for number, row in enumerate(rows)
+            )
 
     @cached_property
     def musique_train(self) -> Sequence[Question]:
@@ -118,7 +131,11 @@ class Data:
         questions, paragraphs = self._file("squad/questions.jsonl"), self._file("squad/paragraphs.jsonl")
         if questions and paragraphs:
             rows = [row for row in each(questions, _squad_question) if row and for_training(row[3][0]) is training]
-            places = ((title, number, text) for title, number, text in each(paragraphs, _squad_paragraph) if for_training(title) is training)
+            places = (
+                (title, number, text)
+                for title, number, text in each(paragraphs, _squad_paragraph)
+                if for_training(title) is training
+            )
             return _squad(rows, {(title, number): text for title, number, text in places}, str(paragraphs))
         found = self._hub("squad/questions.jsonl and squad/paragraphs.jsonl", "rajpurkar/squad_v2", split)
         with _expected("rajpurkar/squad_v2"):
@@ -131,7 +148,11 @@ class Data:
         if path is not None:
             return tuple(_stories(path))
         rows = self._hub(pattern, "Muennighoff/babi", "train")
-        return tuple(_story(row, f"row {number} of Muennighoff/babi") for number, row in enumerate(rows) if row.get("task") == task)
+        return tuple(
+            _story(row, f"row {number} of Muennighoff/babi")
+            for number, row in enumerate(rows)
+            if row.get("task") == task
+        )
 
     @cached_property
     def essays(self) -> Corpus:
@@ -139,7 +160,9 @@ class Data:
         texts = self._texts("paul_graham")
         if not texts:
             rows = self._hub("paul_graham/*.txt", "baber/paul_graham_essays", "train")
-            texts = [string(row, "text", f"row {number} of baber/paul_graham_essays") for number, row in enumerate(rows)]
+            texts = [
+                string(row, "text", f"row {number} of baber/paul_graham_essays") for number, row in enumerate(rows)
+            ]
         return Corpus("\n".join(texts))
 
     @cached_property
@@ -147,7 +170,9 @@ class Data:
         """Books, one after the other in the order of their files' names."""
         texts = self._texts("books")
         if not texts:
-            raise UsageError(f"{self._lacking('books/*.txt')}: put books as plain text there (Project Gutenberg has them)")
+            raise UsageError(
+                f"{self._lacking('books/*.txt')}: put books as plain text there (Project Gutenberg has them)"
+            )
         return Corpus("\n".join(texts))
 
     def longbench(self, name: str) -> Sequence[Reference]:
@@ -170,7 +195,11 @@ class Data:
         return [text_of(path) for path in paths]
 
     def _lacking(self, name: str) -> str:
-        return f"there is no {name} in the data folder {str(self._folder)!r}" if self._folder else f"no data folder is given that holds {name}"
+        return (
+            f"there is no {name} in the data folder {str(self._folder)!r}"
+            if self._folder
+            else f"no data folder is given that holds {name}"
+        )
 
     def _hub(self, name: str, repository: str, split: str, config: str | None = None) -> Iterable[Row]:
         try:
@@ -205,12 +234,17 @@ def _expected(repository: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"the rows of {repository} on the Hugging Face hub have changed their form ({error!r}); use files") from error
+        raise UsageError(
+            f"the rows of {repository} on the Hugging Face hub have changed their form ({error!r}); use files"
+        ) from error
 
 
 def _hotpot(row: Row, where: str) -> Question:
     titles = {str(title) for title, _ in pairs(row, "supporting_facts", where)}
-    own = [Paragraph(title=str(title), text="".join(_sentences(sentences, where)).strip()) for title, sentences in pairs(row, "context", where)]
+    own = [
+        Paragraph(title=str(title), text="".join(_sentences(sentences, where)).strip())
+        for title, sentences in pairs(row, "context", where)
+    ]
     gold = tuple(paragraph for paragraph in own if paragraph.title in titles)
     if not gold or len(gold) != len(titles):
         raise UsageError(f"{where}: a paragraph that supporting_facts names is not in context")
@@ -244,7 +278,11 @@ def _musique(row: Row, where: str) -> Question:
     if not isinstance(own, list) or not all(isinstance(one, Mapping) for one in own):
         raise UsageError(f"{where}: the field 'paragraphs' has to be a list of objects")
     shown = [
-        (Paragraph(title=string(one, "title", where), text=string(one, "paragraph_text", where).strip()), one.get("is_supporting")) for one in own
+        (
+            Paragraph(title=string(one, "title", where), text=string(one, "paragraph_text", where).strip()),
+            one.get("is_supporting"),
+        )
+        for one in own
     ]
     gold = tuple(paragraph for paragraph, supports in shown if supports)
     if not gold:
@@ -294,7 +332,9 @@ def _squad_hub(rows: Iterable[Row]) -> tuple[list[SquadQuestion | None], dict[tu
     return questions, {(title, number): text for (title, text), number in numbers.items()}
 
 
-def _squad(rows: Iterable[SquadQuestion | None], texts: Mapping[tuple[str, int], str], source: str) -> tuple[Question, ...]:
+def _squad(
+    rows: Iterable[SquadQuestion | None], texts: Mapping[tuple[str, int], str], source: str
+) -> tuple[Question, ...]:
     articles: dict[str, list[Paragraph]] = {}
     paragraphs = {place: Paragraph(title="", text=text) for place, text in texts.items()}
     for (title, _), paragraph in paragraphs.items():
@@ -305,7 +345,9 @@ def _squad(rows: Iterable[SquadQuestion | None], texts: Mapping[tuple[str, int],
             raise UsageError(f"{source} has no paragraph {place[1]} of {place[0]!r}, which question {name} is about")
         gold = paragraphs[place]
         near = tuple(paragraph for paragraph in articles[place[0]] if paragraph != gold)
-        found.append(Question(id=name, question=question, answers=tuple(dict.fromkeys(answers)), gold=(gold,), near=near))
+        found.append(
+            Question(id=name, question=question, answers=tuple(dict.fromkeys(answers)), gold=(gold,), near=near)
+        )
     return tuple(found)
 
 
@@ -326,10 +368,17 @@ def _stories(path: Path) -> Iterator[Story]:
             answer, support = rest
             given = tuple(list(told).index(int(one)) for one in support.split())
         except ValueError as error:
-            raise UsageError(f"{where}: a question of bAbI has an answer and the numbers of the sentences that give it, set apart by tabs") from error
+            raise UsageError(
+                f"{where}: a question of bAbI has an answer and the numbers of the sentences that give it, set apart by tabs"
+            ) from error
         yield Story(facts=tuple(told.values()), question=question.strip(), answer=answer.strip(), support=given)
 
 
 def _story(row: Row, where: str) -> Story:
     facts = tuple(line.strip() for line in string(row, "passage", where).splitlines() if line.strip())
-    return Story(facts=facts, question=string(row, "question", where), answer=string(row, "answer", where), support=tuple(range(len(facts))))
+    return Story(
+        facts=facts,
+        question=string(row, "question", where),
+        answer=string(row, "answer", where),
+        support=tuple(range(len(facts))),
+    )

@@ -40,7 +40,9 @@ class Trace:
     @property
     def lost_at(self) -> int | None:
         """The step at which the fact was lost for good: the first of those at the end that have it no more. None: it was not noted, or stayed."""
-        return None if self.noted_at is None or self.in_memory or self.read_at is None else self.read_at + self._last() + 1
+        return (
+            None if self.noted_at is None or self.in_memory or self.read_at is None else self.read_at + self._last() + 1
+        )
 
     @property
     def in_memory(self) -> bool:
@@ -76,7 +78,10 @@ def traces(reading: Reading, sample: Sample) -> tuple[Trace, ...]:
         UsageError: a fact does not stand in the document.
     """
     steps = [step for step in reading.steps if step.phase == "memory" and step.span is not None]
-    return tuple(_trace(fact, start, steps, reading.answer or "") for fact, start in zip(sample.facts, fact_places(sample), strict=True))
+    return tuple(
+        _trace(fact, start, steps, reading.answer or "")
+        for fact, start in zip(sample.facts, fact_places(sample), strict=True)
+    )
 
 
 def survival(readings: Sequence[Sequence[Trace]]) -> tuple[Survival, ...]:
@@ -116,7 +121,9 @@ def cause(reading: Reading, traced: Sequence[Trace]) -> str | None:
 def _trace(fact: Fact, start: int, steps: Sequence[Step], answer: str) -> Trace:
     keys = fact.keys or (fact.text,)
     end = start + len(fact.text)
-    first = next((number for number, step in enumerate(steps) if step.span and step.span.start < end <= step.span.end), None)
+    first = next(
+        (number for number, step in enumerate(steps) if step.span and step.span.start < end <= step.span.end), None
+    )
     return Trace(
         fact=fact,
         start=start,
@@ -166,7 +173,10 @@ def fact_places(sample: Sample) -> list[int]:
     for fact, places in zip(sample.facts, found, strict=True):
         if not places:
             raise UsageError(f"the document of sample {sample.id} does not hold the fact {fact.text[:80]!r}")
-    return [min(places, key=lambda place: abs(place - fact.depth * length)) for fact, places in zip(sample.facts, found, strict=True)]
+    return [
+        min(places, key=lambda place: abs(place - fact.depth * length))
+        for fact, places in zip(sample.facts, found, strict=True)
+    ]
 
 
 def _all(text: str, part: str, begin: int) -> Iterator[int]:

@@ -8,12 +8,12 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPo
 from dataclasses import dataclass
 from itertools import islice
 
+from memagent_integrations.checks import check_int
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.evaluation.baselines import Contestant
 from memagent_integrations.evaluation.diagnostics import cause, traces
 from memagent_integrations.evaluation.results import Key, Result, Results
 from memagent_integrations.evaluation.samples import Task
-from memagent_integrations.settings import check_int
 from memagent_integrations.tokens import Counter
 
 Told = Callable[[Result], None]
@@ -53,7 +53,12 @@ def jobs(tasks: Sequence[Task], readers: Sequence[str], samples: int) -> list[Jo
         for length in lengths:
             check_int(0 if task.unit is None else 1, length=length)
         number = samples if task.size is None else min(samples, task.size)
-        found += [Job(task=task, length=length, reader=reader, number=n) for length in lengths for n in range(number) for reader in readers]
+        found += [
+            Job(task=task, length=length, reader=reader, number=n)
+            for length in lengths
+            for n in range(number)
+            for reader in readers
+        ]
     return sorted({job.key: job for job in found}.values(), key=lambda job: job.number > 0)
 
 
@@ -88,7 +93,9 @@ def evaluate(
     with results.writing(), ThreadPoolExecutor(concurrency, thread_name_prefix="memagent-eval") as pool:
         running: set[Future[Result]] = set()
         try:
-            while running := running | {pool.submit(answered, job) for job in islice(left, 2 * concurrency - len(running))}:
+            while running := running | {
+                pool.submit(answered, job) for job in islice(left, 2 * concurrency - len(running))
+            }:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     running.remove(future)
                     results.add(result := future.result())
@@ -96,7 +103,9 @@ def evaluate(
                         told(result)
                     failing = failing + 1 if result.passing else 0
                     if failing == _DOWN * concurrency:
-                        raise BackendError(f"{failing} samples in a row failed, the last one because {result.error}; the same command goes on")
+                        raise BackendError(
+                            f"{failing} samples in a row failed, the last one because {result.error}; the same command goes on"
+                        )
         finally:
             stop.set()
             for future in running:

@@ -111,7 +111,9 @@ class Cycled(Filler):
             if units == total:  # the whole corpus, and all of it as often as it fits
                 _counted(spent)
                 units, spent = units * (tokens // spent), spent * (tokens // spent)
-        return units + _nearest(tokens - spent, corpus.end(first) - first, lambda n: count(" " + corpus.join(first, first + n)))
+        return units + _nearest(
+            tokens - spent, corpus.end(first) - first, lambda n: count(" " + corpus.join(first, first + n))
+        )
 
     def place(self, units: int, depth: float) -> int:
         """By characters: sentences differ."""
@@ -147,7 +149,9 @@ def filled(name: str, filler: Filler, tokens: int, needles: Sequence[str], count
     taken = sum(count(filler.separator + needle) for needle in needles)
     units = filler.size(tokens - taken, count) if tokens > taken else 0
     if units < least:
-        raise too_short(name, tokens, taken + sum(count(filler.separator + filler.unit(index)) for index in range(least)))
+        raise too_short(
+            name, tokens, taken + sum(count(filler.separator + filler.unit(index)) for index in range(least))
+        )
     return units
 
 
@@ -173,7 +177,9 @@ def estimate(filler: Filler, units: int, count: Counter) -> int:
     """Tokens of `units` units: counted where they are few, else what samples from all over the text say."""
     if not units:
         return 0
-    length = max(sum(len(filler.unit(units * n // _SAMPLES)) for n in range(_SAMPLES)) / _SAMPLES + len(filler.separator), 1)
+    length = max(
+        sum(len(filler.unit(units * n // _SAMPLES)) for n in range(_SAMPLES)) / _SAMPLES + len(filler.separator), 1
+    )
     each = int(_SAMPLE / _SAMPLES / length) + 1
     if units <= each * _SAMPLES:
         return count("".join(stream(filler, units)))
@@ -190,7 +196,9 @@ def _nearest(limit: int, most: int, cost: Callable[[int], int], *, guess: int = 
 
 def _counted(tokens: int) -> None:
     if not tokens:
-        raise UsageError("the tokenizer finds next to no tokens in a long text; give one that counts the tokens of the model")
+        raise UsageError(
+            "the tokenizer finds next to no tokens in a long text; give one that counts the tokens of the model"
+        )
 
 
 def _woven(filler: Filler, units: int, needles: Iterable[tuple[int, str]]) -> Iterator[str]:

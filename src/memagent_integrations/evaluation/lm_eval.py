@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
-from memagent_integrations.evaluation.parts import Parts, split
+from memagent_integrations.evaluation.prompt_split import SplitPrompt, split
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Reading
@@ -38,7 +38,12 @@ except ImportError as error:
     raise MissingExtra.extra("lm_eval", "lm-eval") from error
 
 _READER = set(inspect.signature(Reader).parameters) - {"model", "prompts", "limits", "backend_options"}
-_MOST = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # names that tasks use; lm_eval takes the first of them
+_MOST = (
+    "max_gen_toks",
+    "max_new_tokens",
+    "max_tokens",
+    "max_completion_tokens",
+)  # names that tasks use; lm_eval takes the first of them
 _DEFAULT_MOST = 256  # as lm_eval's own models have it
 
 
@@ -69,10 +74,14 @@ class MemAgentLM(LM):  # type: ignore[misc]
             return
         options = {name: value for name, value in settings.items() if name not in _READER}
         own = {name: value for name, value in settings.items() if name in _READER}
-        self.reader = Reader(model, prompts=PromptSet.from_reference(prompts) if prompts else None, backend_options=options, **own)
+        self.reader = Reader(
+            model, prompts=PromptSet.from_reference(prompts) if prompts else None, backend_options=options, **own
+        )
 
     @classmethod
-    def create_from_arg_obj(cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None) -> MemAgentLM:
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> MemAgentLM:
         """The model that the command line describes. How many calls are made at a time, and where, is the backend's to say, not lm_eval's.
 
         Raises:
@@ -80,7 +89,9 @@ class MemAgentLM(LM):  # type: ignore[misc]
         """
         batch = str((additional_config or {}).get("batch_size") or 1)
         if batch != "1":
-            raise UsageError(f"--batch_size {batch} has no effect here; give the backend batch_size or concurrency in --model_args")
+            raise UsageError(
+                f"--batch_size {batch} has no effect here; give the backend batch_size or concurrency in --model_args"
+            )
         if "model" not in arg_dict:
             raise UsageError("--model_args has to name a model: model=smollm2, model=openai:NAME, ...")
         return cls(**arg_dict)
@@ -101,12 +112,15 @@ class MemAgentLM(LM):  # type: ignore[misc]
         endings = [_Ending.of(request.args[1]) for request in requests]
         with tqdm(total=len(prompts), desc="reading", disable=disable_tqdm) as bar:
             readings = self.reader.read_many(
-                [(parts.asked, parts.document) for parts in prompts], progress=lambda _, step: bar.update(step.phase == "answer")
+                [(parts.asked, parts.document) for parts in prompts],
+                progress=lambda _, step: bar.update(step.phase == "answer"),
             )
         answers = [self._answer(*done) for done in zip(requests, prompts, endings, readings, strict=True)]
         failed = [reading.error for reading in readings if reading.error]
         if failed:
-            failed[0].add_note(f"({len(failed)} of {len(readings)} readings failed; --use_cache FILE keeps the answers of the others)")
+            failed[0].add_note(
+                f"({len(failed)} of {len(readings)} readings failed; --use_cache FILE keeps the answers of the others)"
+            )
             raise failed[0]
         return answers
 
@@ -130,7 +144,9 @@ class MemAgentLM(LM):  # type: ignore[misc]
         Raises:
             UsageError: always.
         """
-        raise UsageError("leave --apply_chat_template away: the reader's backend applies the model's own template to each prompt of a reading")
+        raise UsageError(
+            "leave --apply_chat_template away: the reader's backend applies the model's own template to each prompt of a reading"
+        )
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """None, and none can be asked for.
@@ -151,9 +167,15 @@ class MemAgentLM(LM):  # type: ignore[misc]
     def get_model_info(self) -> dict[str, Any]:
         """What lm_eval writes into its results: model, prompts and budgets of the reader."""
         reader = self.reader
-        return {"memagent": {"model": reader.backend.name, "prompts": reader.prompts.name, **dataclasses.asdict(reader.budgets)}}
+        return {
+            "memagent": {
+                "model": reader.backend.name,
+                "prompts": reader.prompts.name,
+                **dataclasses.asdict(reader.budgets),
+            }
+        }
 
-    def _answer(self, request: Instance, parts: Parts, ending: _Ending, reading: Reading) -> str:
+    def _answer(self, request: Instance, parts: SplitPrompt, ending: _Ending, reading: Reading) -> str:
         if reading.answer is None:
             return ""  # never returned
         answer = ending.of_text(parts.continued(reading.answer))

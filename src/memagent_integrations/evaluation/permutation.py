@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from math import isqrt
 
-from memagent_integrations.settings import check_int
+from memagent_integrations.checks import check_int
 
 _ROUNDS = 6
 _MASK = (1 << 64) - 1

@@ -8,11 +8,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memagent_integrations.errors import MissingExtra, UsageError, why
+from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.evaluation.diagnostics import Trace
 from memagent_integrations.evaluation.diagnostics import survival as survival_curve
 from memagent_integrations.evaluation.report import Row
 from memagent_integrations.evaluation.results import Result
+from memagent_integrations.files import reason
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,14 +35,26 @@ def accuracy(rows: Sequence[Row], path: str | Path) -> None:
     for task, ax in axes.items():
         for reader, line in _lines(row for row in rows if row.task == task):
             colour, aside = colours[reader]
-            lengths = [row.length * aside or math.log2(aside) for row in line]  # the axis of documents without a length is linear
+            lengths = [
+                row.length * aside or math.log2(aside) for row in line
+            ]  # the axis of documents without a length is linear
             means = [100 * row.mean for row in line]
             if line[0].published:
                 ax.plot(lengths, means, ":", color=colour, marker=".", label=f"{reader} (published)")
                 continue
             below = [100 * max(row.mean - (row.low or 0), 0) for row in line]
             above = [100 * max((row.high or 0) - row.mean, 0) for row in line]
-            ax.errorbar(lengths, means, yerr=[below, above], marker="o", markersize=4, capsize=2, linewidth=1.4, color=colour, label=reader)
+            ax.errorbar(
+                lengths,
+                means,
+                yerr=[below, above],
+                marker="o",
+                markersize=4,
+                capsize=2,
+                linewidth=1.4,
+                color=colour,
+                label=reader,
+            )
         ax.set_ylim(-3, 103)
         ax.set_ylabel("score, %")
     _finish(figure, axes, path)
@@ -82,7 +95,9 @@ def depths(results: Iterable[Result], path: str | Path) -> None:
             if result.task.startswith("niah") and fact.keys:
                 cell = min(int(fact.depth * _DEPTHS), _DEPTHS - 1), result.length
                 told = (result.answer or "").casefold()
-                found.setdefault(result.reader, {}).setdefault(cell, []).append(all(key.casefold() in told for key in fact.keys))
+                found.setdefault(result.reader, {}).setdefault(cell, []).append(
+                    all(key.casefold() in told for key in fact.keys)
+                )
     if not found:
         raise NothingToDraw("there are no results of needle tasks: there is no heat map to draw")
     lengths = sorted({length for cells in found.values() for _, length in cells})
@@ -113,7 +128,14 @@ def survival(results: Iterable[Result], path: str | Path) -> None:
     ax = figure.add_subplot()
     for reader, traced in sorted(readers.items()):
         curve = survival_curve(traced)
-        ax.plot([at.distance for at in curve], [100 * at.share for at in curve], marker="o", markersize=4, linewidth=1.4, label=reader)
+        ax.plot(
+            [at.distance for at in curve],
+            [100 * at.share for at in curve],
+            marker="o",
+            markersize=4,
+            linewidth=1.4,
+            label=reader,
+        )
     ax.set_ylim(-3, 103)
     ax.locator_params(axis="x", integer=True)
     ax.set_xlabel("chunks since the fact was read")
@@ -129,18 +151,25 @@ def _share(found: list[bool] | None) -> float:
 
 def _tokens(row: Row) -> float:
     """Tokens of a sample; 0 where they are unknown, or no call was made."""
-    return 0 if row.prompt_tokens is None or row.completion_tokens is None else row.prompt_tokens + row.completion_tokens
+    return (
+        0 if row.prompt_tokens is None or row.completion_tokens is None else row.prompt_tokens + row.completion_tokens
+    )
 
 
 def _lines(rows: Iterable[Row]) -> Iterable[tuple[str, list[Row]]]:
     ordered = sorted(rows, key=lambda row: (row.published, row.reader, row.length))
-    return ((reader, list(group)) for (_, reader), group in groupby(ordered, key=lambda row: (row.published, row.reader)))
+    return (
+        (reader, list(group)) for (_, reader), group in groupby(ordered, key=lambda row: (row.published, row.reader))
+    )
 
 
 def _colours(rows: Sequence[Row]) -> dict[str, tuple[str, float]]:
     """For each reader a colour, the same in every picture, and by how much its points stand aside, so that error bars do not hide one another."""
     readers = list(dict.fromkeys(reader for reader, _ in _lines(rows)))
-    return {reader: (f"C{number % 10}", 2 ** (0.05 * (number - (len(readers) - 1) / 2))) for number, reader in enumerate(readers)}
+    return {
+        reader: (f"C{number % 10}", 2 ** (0.05 * (number - (len(readers) - 1) / 2)))
+        for number, reader in enumerate(readers)
+    }
 
 
 def _one_for_each_task(rows: Sequence[Row]) -> tuple[Figure, dict[str, Axes]]:
@@ -187,11 +216,17 @@ def _grid(pictures: int) -> tuple[int, int]:
 def _short(length: int) -> str:
     if not length:
         return "as they are"
-    return f"{length / 1e6:g}M" if length >= 1_000_000 else f"{length / 1024:g}K" if length >= 1024 and length % 1024 == 0 else f"{length:,}"
+    return (
+        f"{length / 1e6:g}M"
+        if length >= 1_000_000
+        else f"{length / 1024:g}K"
+        if length >= 1024 and length % 1024 == 0
+        else f"{length:,}"
+    )
 
 
 def _save(figure: Figure, path: str | Path) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot write {str(path)!r}: {why(error)}") from error
+        raise UsageError(f"cannot write {str(path)!r}: {reason(error)}") from error

@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from memagent_integrations.errors import UsageError, why
+from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.rows import Row, lines, row_of, string, strings, where_of
 from memagent_integrations.evaluation.samples import Fact
 from memagent_integrations.evaluation.scoring import METRICS
+from memagent_integrations.files import reason
 
 _FACTS = TypeAdapter(tuple[Fact, ...])
 
@@ -52,7 +53,7 @@ class References(Sequence[Reference]):
                 file.seek(start)
                 line = file.readline()
         except OSError as error:
-            raise UsageError(f"cannot read {str(self._path)!r}: {why(error)}") from error
+            raise UsageError(f"cannot read {str(self._path)!r}: {reason(error)}") from error
         return self._record(row_of(line, where_of(self._path, number)), where_of(self._path, number))
 
 
@@ -73,7 +74,11 @@ def longbench(row: Row, where: str) -> Reference:
     Raises:
         UsageError: it is none.
     """
-    return Reference(question=string(row, "input", where), answers=strings(row, "answers", where), context=string(row, "context", where))
+    return Reference(
+        question=string(row, "input", where),
+        answers=strings(row, "answers", where),
+        context=string(row, "context", where),
+    )
 
 
 def _reference(row: Row, where: str) -> Reference:

@@ -69,7 +69,9 @@ def compared(results: Sequence[Result], reader: str) -> list[Versus]:
     """
     scores = {result.key: result.score for result in results}
     if not any(result.reader == reader for result in results):
-        raise UsageError(f"there are no results of {reader!r}; there are: {', '.join(sorted({result.reader for result in results}))}")
+        raise UsageError(
+            f"there are no results of {reader!r}; there are: {', '.join(sorted({result.reader for result in results}))}"
+        )
     pairs: dict[tuple[str, int, str], list[tuple[float, float]]] = {}
     for (task, length, other, number), value in sorted(scores.items()):
         mine = scores.get((task, length, reader, number))

@@ -14,10 +14,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
-from memagent_integrations.errors import UsageError, why
+from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.diagnostics import Trace
 from memagent_integrations.evaluation.samples import Fact
-from memagent_integrations.records import NO_USAGE, Reading, Usage, encodable
+from memagent_integrations.files import reason
+from memagent_integrations.records import NO_USAGE, Reading, Usage
+from memagent_integrations.sanitize import encodable
 
 Key = tuple[str, int, str, int]
 """Task, length, reader, number of the sample."""
@@ -71,7 +73,9 @@ class Results:
         UsageError: the file is no such file, or was made with other settings.
     """
 
-    def __init__(self, path: str | Path, made: Mapping[str, Any] | None = None, noted: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: str | Path, made: Mapping[str, Any] | None = None, noted: Mapping[str, Any] | None = None
+    ) -> None:
         self.path = Path(path)
         self.made = json.loads(json.dumps(dict(made or {}), default=str))
         self.noted = dict(noted or {})
@@ -106,7 +110,7 @@ class Results:
         except Timeout:
             raise UsageError(f"{str(self.path)!r} is being written by another run") from None
         except OSError as error:
-            raise UsageError(f"cannot write {str(self.path)!r}: {why(error)}") from error
+            raise UsageError(f"cannot write {str(self.path)!r}: {reason(error)}") from error
 
     def add(self, result: Result) -> None:
         """Write one result; it is on the disk when this returns."""
@@ -127,7 +131,7 @@ class Results:
                         return
                     self._take(line)
         except OSError as error:
-            raise UsageError(f"cannot read {str(self.path)!r}: {why(error)}") from error
+            raise UsageError(f"cannot read {str(self.path)!r}: {reason(error)}") from error
 
     def _take(self, line: bytes) -> None:
         if not self._lines:
@@ -136,7 +140,9 @@ class Results:
             try:
                 result = _RESULT.validate_json(line)
             except ValidationError as error:
-                raise UsageError(f"{self.path}, line {self._lines + 1}, is no result: {error.errors()[0]['msg']}") from error
+                raise UsageError(
+                    f"{self.path}, line {self._lines + 1}, is no result: {error.errors()[0]['msg']}"
+                ) from error
             self._results[result.key] = replace(result, reading=None)
         self._lines, self._end = self._lines + 1, self._end + len(line)
 
@@ -149,7 +155,9 @@ class Results:
         if not isinstance(made, dict):
             raise self._foreign()
         if self._wanted is not None and made != self._wanted:
-            raise UsageError(f"{str(self.path)!r} was made with other settings ({_differing(made, self._wanted)}); give another file")
+            raise UsageError(
+                f"{str(self.path)!r} was made with other settings ({_differing(made, self._wanted)}); give another file"
+            )
         return made
 
     def _foreign(self) -> UsageError:
@@ -173,7 +181,9 @@ def merged(files: Sequence[Results]) -> list[Result]:
     for one, other in pairwise(files):
         if one.made != other.made:
             told = _differing(one.made, other.made)
-            raise UsageError(f"{str(one.path)!r} and {str(other.path)!r} were made with different settings ({told}); report each of them by itself")
+            raise UsageError(
+                f"{str(one.path)!r} and {str(other.path)!r} were made with different settings ({told}); report each of them by itself"
+            )
     found = {result.key: result for results in files for result in results}
     return [found[key] for key in sorted(found)]
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memagent_integrations.errors import UsageError, why
+from memagent_integrations.errors import UsageError
+from memagent_integrations.files import reason
 
 Record = TypeVar("Record")
 Row = Mapping[str, Any]
@@ -36,7 +37,7 @@ def lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
                     yield number, start, line
                 start += len(line)
     except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
-        raise UsageError(f"cannot read {str(path)!r}: {why(error)}") from error
+        raise UsageError(f"cannot read {str(path)!r}: {reason(error)}") from error
 
 
 def where_of(path: Path, number: int) -> str:
@@ -73,7 +74,7 @@ def text_of(path: Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise UsageError(f"cannot read {str(path)!r}: {why(error)}") from error
+        raise UsageError(f"cannot read {str(path)!r}: {reason(error)}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: this is not UTF-8 text ({error.reason} at byte {error.start})") from error
     if not text.strip():
@@ -109,6 +110,10 @@ def whole(row: Row, field: str, where: str) -> int:
 def pairs(row: Row, field: str, where: str) -> list[tuple[Any, Any]]:
     """The pairs of a field."""
     value = row.get(field)
-    if not isinstance(value, list) or not value or not all(isinstance(one, list | tuple) and len(one) == 2 for one in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(one, list | tuple) and len(one) == 2 for one in value)
+    ):
         raise UsageError(f"{where}: the field {field!r} has to be a list of pairs")
     return value

@@ -20,11 +20,11 @@ from pydantic import SecretStr
 from memagent_integrations.backends import Backend, load_backend
 from memagent_integrations.backends.base import digest
 from memagent_integrations.backends.failures import translated
-from memagent_integrations.backends.replies import Received, finish_reason
+from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
+from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
-from memagent_integrations.langchain.once import Once
+from memagent_integrations.langchain.lazy import Lazy
 from memagent_integrations.records import Prompt, Reply, Usage
-from memagent_integrations.settings import check_int, given
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
 _LIMITS = dict.fromkeys(("BaseChatOpenAI", "BaseOpenAI", "ChatAnthropic", "ChatGroq", "ChatMistralAI"), "max_tokens")
@@ -53,7 +53,7 @@ class ChatModelBackend(Backend):
         limit_parameter: str | None = None,
         concurrency: int = 8,
     ) -> None:
-        check_int(concurrency=concurrency, **given(window=window))
+        check_int(concurrency=concurrency, **drop_none(window=window))
         if not isinstance(model, Runnable):
             raise UsageError(f"model has to be a LangChain model, not {type(model).__name__}")
         self.model = model
@@ -61,7 +61,7 @@ class ChatModelBackend(Backend):
         self._config = config or RunnableConfig()
         self._tokenizer, self._window, self._limit = tokenizer, window, limit_parameter
         self._models = _wrapped(model)
-        self._counting = Once()
+        self._counting = Lazy()
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -125,7 +125,11 @@ class ChatModelBackend(Backend):
         yield received.reply()
 
     def _errors(self) -> AbstractContextManager[None]:
-        keys = (getattr(model, name, None) for model in self._models for name in ("openai_api_key", "anthropic_api_key", "api_key"))
+        keys = (
+            getattr(model, name, None)
+            for model in self._models
+            for name in ("openai_api_key", "anthropic_api_key", "api_key")
+        )
         secrets = [key.get_secret_value() for key in keys if isinstance(key, SecretStr)]
         return translated(self.name, secrets=secrets)
 
@@ -136,17 +140,27 @@ class ChatModelBackend(Backend):
 
     def _run(self, prompt: Prompt) -> RunnableConfig:
         """What the run of this call shows in traces."""
-        tags = [f"memagent:{prompt.phase}", *(["nostream"] if prompt.phase == "memory" else [])]  # LangGraph streams no tokens under this tag
+        tags = [
+            f"memagent:{prompt.phase}",
+            *(["nostream"] if prompt.phase == "memory" else []),
+        ]  # LangGraph streams no tokens under this tag
         return {
             **self._config,
             "run_name": f"memagent_{prompt.phase}",
             "tags": [*self._config.get("tags", []), *tags],
-            "metadata": {**self._config.get("metadata", {}), "memagent_step": prompt.index, "memagent_phase": prompt.phase},
+            "metadata": {
+                **self._config.get("metadata", {}),
+                "memagent_step": prompt.index,
+                "memagent_phase": prompt.phase,
+            },
         }
 
     def _options(self, prompt: Prompt, *, stream: bool = False) -> dict[str, Any]:
         """Keyword arguments that every one of the models is known to take."""
-        limits = {next((_LIMITS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in _LIMITS), None) for model in self._models}
+        limits = {
+            next((_LIMITS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in _LIMITS), None)
+            for model in self._models
+        }
         limit = self._limit or (limits.pop() if len(limits) == 1 else None)
         options: dict[str, Any] = {limit: prompt.max_tokens} if limit else {}
         if stream and all(_tells_no_usage(model) for model in self._models):
@@ -164,14 +178,18 @@ class ChatModelBackend(Backend):
         name, address = getattr(model, "model_name", None), getattr(model, "openai_api_base", None)
         if name and address:
             key = getattr(model, "openai_api_key", None)
-            endpoint = load_backend(f"openai:{name}", base_url=address, api_key=key.get_secret_value() if isinstance(key, SecretStr) else None)
+            endpoint = load_backend(
+                f"openai:{name}",
+                base_url=address,
+                api_key=key.get_secret_value() if isinstance(key, SecretStr) else None,
+            )
             return endpoint.count, endpoint.window or window
         if name:
             return openai_counter(name), window
         raise UsageError(f"nothing is known that counts the tokens of {self.name}; {WAYS_OUT}")
 
 
-class _Received(Received):
+class _Received(ReplyBuilder):
     """A reply of LangChain's."""
 
     _told: UsageMetadata | None = None
@@ -185,7 +203,10 @@ class _Received(Received):
         self._told = add_usage(self._told, part.usage_metadata) if part.usage_metadata else self._told
         self.usage = _usage(self._told)
         self.finish_reason = _finish_reason(part) or self.finish_reason
-        return self.note(str(part.text), "".join(str(block.get("reasoning", "")) for block in part.content_blocks if block["type"] == "reasoning"))
+        return self.note(
+            str(part.text),
+            "".join(str(block.get("reasoning", "")) for block in part.content_blocks if block["type"] == "reasoning"),
+        )
 
 
 def _wrapped(model: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel
 
 from memagent_integrations.errors import EmptyDocument, UsageError
-from memagent_integrations.langchain.notes import Notes
+from memagent_integrations.langchain.notes import NoteTaking
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
 
 
@@ -33,27 +33,33 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
         checked_reader(reader)
         super().__init__(reader=reader, **settings)  # type: ignore[call-arg]
 
-    def compress_documents(self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None) -> list[Document]:
+    def compress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> list[Document]:
         """The notes on the query as one document."""
         listed = _checked(documents)
         try:
-            notes = Notes(self.reader, query, listed, listed).take(RunnableConfig(callbacks=callbacks))
+            notes = NoteTaking(self.reader, query, listed, listed).take(RunnableConfig(callbacks=callbacks))
         except EmptyDocument:
             return []
         return _compressed(notes, listed)
 
-    async def acompress_documents(self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None) -> list[Document]:
+    async def acompress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> list[Document]:
         """`compress_documents`, async."""
         listed = _checked(documents)
         try:
-            notes = await Notes(self.reader, query, listed, listed).atake(RunnableConfig(callbacks=callbacks))
+            notes = await NoteTaking(self.reader, query, listed, listed).atake(RunnableConfig(callbacks=callbacks))
         except EmptyDocument:
             return []
         return _compressed(notes, listed)
 
 
 def _checked(documents: Any) -> list[Document]:
-    listed = list(documents) if isinstance(documents, Iterable) and not isinstance(documents, BaseModel) else [documents]
+    listed = (
+        list(documents) if isinstance(documents, Iterable) and not isinstance(documents, BaseModel) else [documents]
+    )
     if wrong := next((type(item).__name__ for item in listed if not isinstance(item, Document)), None):
         raise UsageError(f"the documents have to be a list of Document, not of {wrong}")
     return listed
@@ -63,4 +69,6 @@ def _compressed(notes: AIMessage, documents: Sequence[Document]) -> list[Documen
     if not notes.text:
         return []
     told = {name: value for name, value in notes.response_metadata["memagent"].items() if name != "memory"}
-    return [Document(str(notes.text), metadata={"sources": [document.metadata for document in documents], "memagent": told})]
+    return [
+        Document(str(notes.text), metadata={"sources": [document.metadata for document in documents], "memagent": told})
+    ]

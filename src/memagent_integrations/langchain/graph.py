@@ -18,8 +18,8 @@ from typing_extensions import TypedDict
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.langchain.messages import STEP, step_event, text_of
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
-from memagent_integrations.place import Place
 from memagent_integrations.reader import Reader
+from memagent_integrations.reader.position import Position
 from memagent_integrations.records import NO_USAGE, Chunk, Reading, Usage
 
 try:
@@ -37,7 +37,9 @@ Item = TypeVar("Item")
 
 _KEPT = {"chunk": int, "more": bool, "digest": str, "usage": dict}
 _STEPS = 10**9  # the document ends the loop: LangGraph's own count of steps has nothing to guard here
-_REFERENCE = 10_000  # bytes that a reference may have; a document in the state would be written anew with every checkpoint
+_REFERENCE = (
+    10_000  # bytes that a reference may have; a document in the state would be written anew with every checkpoint
+)
 _PLACES = 256  # places that are remembered: a chunk and the text after it each; those that nobody goes on with are forgotten first
 
 
@@ -101,9 +103,13 @@ def build_graph(
     if checked_reader(reader).journal is not None:
         raise UsageError("a graph keeps its steps in the checkpointer; give it a reader without a journal")
     if reader.limits and reader.limits.run_timeout:
-        raise UsageError("run_timeout bounds a reading in one call; bound a step of a graph with call_timeout or the graph's step_timeout")
+        raise UsageError(
+            "run_timeout bounds a reading in one call; bound a step of a graph with call_timeout or the graph's step_timeout"
+        )
     if not callable(load):
-        raise UsageError(f"load has to be a function that takes the source and gives the document, not {type(load).__name__}")
+        raise UsageError(
+            f"load has to be a function that takes the source and gives the document, not {type(load).__name__}"
+        )
     nodes = _Nodes(reader, load)
     builder = StateGraph(ReadingState, input_schema=ReadingTask)
     builder.add_node("begin", _begin)
@@ -115,7 +121,9 @@ def build_graph(
     builder.add_edge("answer", END)
     before, after = _stops(interrupt_before), _stops(interrupt_after)
     made = builder.compile(checkpointer, interrupt_before=before, interrupt_after=after, name=name)
-    return ReadingGraph(**{key: value for key, value in vars(made).items() if key != "__orig_class__"})  # as `Pregel.copy` does
+    return ReadingGraph(
+        **{key: value for key, value in vars(made).items() if key != "__orig_class__"}
+    )  # as `Pregel.copy` does
 
 
 def _begin(state: ReadingState) -> ReadingState:
@@ -123,7 +131,9 @@ def _begin(state: ReadingState) -> ReadingState:
     if not {"question", "source"} <= state.keys():
         raise UsageError("the input has to be a dict with 'question' and 'source'")
     if len(JsonPlusSerializer().dumps_typed(state["source"])[1]) > _REFERENCE:
-        raise UsageError("source has to be a small reference to the document (a file's name, an id), for which `load` gives the text")
+        raise UsageError(
+            "source has to be a small reference to the document (a file's name, an id), for which `load` gives the text"
+        )
     return ReadingState(memory="", chunk=0, more=True, digest="", usage=asdict(NO_USAGE), answer=None)
 
 
@@ -139,7 +149,9 @@ async def _anext(state: ReadingState, config: RunnableConfig) -> str:
 def _stops(names: Literal["*"] | Sequence[str] | None) -> Any:
     names = () if names is None else names
     if not isinstance(names, str | Iterable):
-        raise UsageError(f"interrupt_before and interrupt_after take names of nodes ({', '.join(NODES)}) or '*', not {names!r}")
+        raise UsageError(
+            f"interrupt_before and interrupt_after take names of nodes ({', '.join(NODES)}) or '*', not {names!r}"
+        )
     listed = [names] if isinstance(names, str) else list(names)
     if names != "*" and (unknown := set(listed) - set(NODES)):
         raise UsageError(f"the graph has no node {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(NODES)}")
@@ -203,12 +215,14 @@ class _Nodes:
         return self._reader.under(config)
 
     @contextmanager
-    def _at(self, state: ReadingState, config: RunnableConfig) -> Iterator[tuple[Place, Chunk]]:
+    def _at(self, state: ReadingState, config: RunnableConfig) -> Iterator[tuple[Position, Chunk]]:
         """The place in the document where the state is, and the chunk there; it is kept for another try if what is done there fails."""
-        place = self._places.take(_key(state, config)) if state["chunk"] else None  # a reading that begins loads its document
+        place = (
+            self._places.take(_key(state, config)) if state["chunk"] else None
+        )  # a reading that begins loads its document
         if place is None:
             reader = self._reader.under(RunnableConfig())  # the place outlives this run
-            place = reader.place(lambda: text_of(self._load(state["source"])), state["chunk"], state["digest"])
+            place = reader.position(lambda: text_of(self._load(state["source"])), state["chunk"], state["digest"])
         chunk = place.chunk  # a place where the document broke is not kept
         try:
             yield place, chunk
@@ -217,10 +231,16 @@ class _Nodes:
                 self._places.put(_key(state, config), place)
             raise
 
-    def _leave(self, state: ReadingState, config: RunnableConfig, place: Place, reading: Reading) -> ReadingState:
+    def _leave(self, state: ReadingState, config: RunnableConfig, place: Position, reading: Reading) -> ReadingState:
         """The state after a chunk."""
         place.advance()
-        update = ReadingState(memory=reading.memory, chunk=place.number, more=place.more, digest=place.digest, usage=_usage(state, reading))
+        update = ReadingState(
+            memory=reading.memory,
+            chunk=place.number,
+            more=place.more,
+            digest=place.digest,
+            usage=_usage(state, reading),
+        )
         if place.more:
             self._places.put(_key({**state, **update}, config), place)
         return update
@@ -238,14 +258,14 @@ class _Places:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[tuple[tuple[Any, ...], Place]] = []  # several may stand at the same place
+        self._kept: list[tuple[tuple[Any, ...], Position]] = []  # several may stand at the same place
 
-    def take(self, key: tuple[Any, ...]) -> Place | None:
+    def take(self, key: tuple[Any, ...]) -> Position | None:
         with self._lock:
             found = next((number for number, (kept, _) in enumerate(self._kept) if kept == key), None)
             return None if found is None else self._kept.pop(found)[1]
 
-    def put(self, key: tuple[Any, ...], place: Place) -> None:
+    def put(self, key: tuple[Any, ...], place: Position) -> None:
         with self._lock:
             self._kept = [*self._kept, (key, place)][-_PLACES:]
 

@@ -26,7 +26,9 @@ def question_and_context(value: Any, options: Mapping[str, Any]) -> tuple[str, A
     question = options.get("question")
     if question is None:
         if not isinstance(value, Mapping) or not {"question", "context"} <= value.keys():
-            raise UsageError("the input has to be a dict with 'question' and 'context', or bind the question: reader.bind(question=...)")
+            raise UsageError(
+                "the input has to be a dict with 'question' and 'context', or bind the question: reader.bind(question=...)"
+            )
         question, value = value["question"], value["context"]
     if not isinstance(question, str):
         raise UsageError(f"the question has to be text, not {type(question).__name__}")

@@ -9,15 +9,23 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NotRequired
 
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, RemoveMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.runtime import Runtime
 
-from memagent_integrations.conversation import QUESTION, SHOWN, shown, transcript
+from memagent_integrations.checks import check_int, drop_none
+from memagent_integrations.conversation import MEMORY_TEMPLATE, QUESTION, render_memory, transcript
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
-from memagent_integrations.langchain.notes import Notes
+from memagent_integrations.langchain.notes import NoteTaking
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
-from memagent_integrations.settings import check_int, given
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
@@ -62,14 +70,16 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         keep_tokens: int | None = None,
         token_counter: Callable[[Sequence[BaseMessage]], int] = count_tokens_approximately,
         question: str = QUESTION,
-        shown: str = SHOWN,
+        shown: str = MEMORY_TEMPLATE,
         on_failure: Literal["raise", "later"] = "raise",
     ) -> None:
         super().__init__()
         checked_reader(reader)
-        check_int(budget_tokens=budget_tokens, **given(keep_tokens=keep_tokens))
+        check_int(budget_tokens=budget_tokens, **drop_none(keep_tokens=keep_tokens))
         if keep_tokens is not None and keep_tokens >= budget_tokens:
-            raise UsageError(f"keep_tokens has to be below budget_tokens ({budget_tokens}), not {keep_tokens}: else each turn folds a message")
+            raise UsageError(
+                f"keep_tokens has to be below budget_tokens ({budget_tokens}), not {keep_tokens}: else each turn folds a message"
+            )
         if not isinstance(question, str) or not question.strip():
             raise UsageError("the question is empty")
         if not callable(token_counter):
@@ -99,9 +109,9 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
             return _folded(await self._notes(state, old).atake(), old)
         return None
 
-    def _notes(self, state: MemoryState, old: Sequence[AnyMessage]) -> Notes:
+    def _notes(self, state: MemoryState, old: Sequence[AnyMessage]) -> NoteTaking:
         said = transcript((_head(message), _body(message)) for message in old)
-        return Notes(self.reader, self.question, said, old, memory=state.get("memory") or "", strict=True)
+        return NoteTaking(self.reader, self.question, said, old, memory=state.get("memory") or "", strict=True)
 
     @contextmanager
     def _put_off(self) -> Iterator[None]:
@@ -113,7 +123,9 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
                 raise
             _log.warning("the memory could not be brought up to date, its messages wait for the next turn: %s", error)
 
-    def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]) -> ModelResponse[Any]:
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
         """Show the memory to the model."""
         return handler(self._with_memory(request))
 
@@ -129,7 +141,10 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
             return []
         units = _units(messages)
         asked = max((number for number, unit in enumerate(units) if isinstance(unit[0], HumanMessage)), default=None)
-        kept = {number for number, unit in enumerate(units) if isinstance(unit[0], SystemMessage)} | {asked, len(units) - 1}
+        kept = {number for number, unit in enumerate(units) if isinstance(unit[0], SystemMessage)} | {
+            asked,
+            len(units) - 1,
+        }
         size = sum(self.token_counter(units[number]) for number in kept if number is not None)
         for number in reversed(range(len(units))):
             if number not in kept:
@@ -137,7 +152,9 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
                 if size > self.keep_tokens:
                     break
                 kept.add(number)
-        begin = min((number for number in kept if number is not None and isinstance(units[number][0], HumanMessage)), default=0)
+        begin = min(
+            (number for number in kept if number is not None and isinstance(units[number][0], HumanMessage)), default=0
+        )
         return [
             message
             for number, unit in enumerate(units)
@@ -149,18 +166,22 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         memory = request.state.get("memory")
         if not memory:
             return request
-        text = shown(self.shown, str(memory))
+        text = render_memory(self.shown, str(memory))
         if request.system_message is None:
             return request.override(system_message=SystemMessage(text))
         before = request.system_message.content  # blocks stay blocks: they may say what the provider is to cache
-        content = f"{before}\n\n{text}" if isinstance(before, str) else [*before, {"type": "text", "text": f"\n\n{text}"}]
+        content = (
+            f"{before}\n\n{text}" if isinstance(before, str) else [*before, {"type": "text", "text": f"\n\n{text}"}]
+        )
         return request.override(system_message=SystemMessage(content))
 
 
 def _head(message: BaseMessage) -> str:
     if isinstance(message, ToolMessage):
         return f"Tool, {'error' if message.status == 'error' else 'result'} of call {message.tool_call_id}"
-    return {"human": "User", "ai": "Assistant"}.get(message.type, message.type) + (f" ({message.name})" if message.name else "")
+    return {"human": "User", "ai": "Assistant"}.get(message.type, message.type) + (
+        f" ({message.name})" if message.name else ""
+    )
 
 
 def _body(message: BaseMessage) -> str:
@@ -168,7 +189,11 @@ def _body(message: BaseMessage) -> str:
     lines = [line for block in content if (line := _line(block))]
     if isinstance(message, AIMessage):
         for call in (*message.tool_calls, *message.invalid_tool_calls):
-            arguments = call["args"] if isinstance(call["args"], str) else json.dumps(call["args"], ensure_ascii=False, default=str)
+            arguments = (
+                call["args"]
+                if isinstance(call["args"], str)
+                else json.dumps(call["args"], ensure_ascii=False, default=str)
+            )
             lines.append(f"calls {call['name']}({arguments}), call {call['id']}")
     return "\n".join(lines) or "(nothing)"
 
@@ -188,13 +213,25 @@ def _line(block: Any) -> str:
 def _readable(value: Any) -> Any:
     """What can be read in a block: without the bytes of pictures and files, and without what only a provider needs."""
     if isinstance(value, dict):
-        return {name: kept for name, item in value.items() if name not in _UNREADABLE and (kept := _readable(item)) not in (None, "", [], {})}
+        return {
+            name: kept
+            for name, item in value.items()
+            if name not in _UNREADABLE and (kept := _readable(item)) not in (None, "", [], {})
+        }
     if isinstance(value, list):
         return [kept for item in value if (kept := _readable(item)) not in (None, "", [], {})]
     return None if isinstance(value, str) and _BINARY.fullmatch(value) else value
 
 
-_UNSAID = ("reasoning", "thinking", "redacted_thinking", "tool_use", "tool_call", "tool_call_chunk", "function_call")  # calls are listed apart
+_UNSAID = (
+    "reasoning",
+    "thinking",
+    "redacted_thinking",
+    "tool_use",
+    "tool_call",
+    "tool_call_chunk",
+    "function_call",
+)  # calls are listed apart
 _UNREADABLE = ("type", "id", "index", "extras", "cache_control", "base64", "signature", "encrypted_content")
 _BINARY = re.compile(r"data:[^,]{0,200},.*|[A-Za-z0-9+/]{512,}={0,2}", re.DOTALL)
 
@@ -216,5 +253,8 @@ def _units(messages: Sequence[AnyMessage]) -> list[list[AnyMessage]]:
 def _folded(notes: AIMessage, old: Sequence[AnyMessage]) -> dict[str, Any]:
     """The state's update: the new memory, and the messages in it gone."""
     if unread := notes.response_metadata["memagent"]["outcomes"].get("kept"):
-        _log.warning("the server's content filter withheld the memory of %s sections of old messages; what they say is not in the memory", unread)
+        _log.warning(
+            "the server's content filter withheld the memory of %s sections of old messages; what they say is not in the memory",
+            unread,
+        )
     return {"memory": str(notes.text), "messages": [RemoveMessage(id=str(message.id)) for message in old]}

@@ -1,4 +1,4 @@
-"""Notes on a question, taken in a run of their own: what the compressor and the memory of an agent have in common."""
+"""NoteTaking on a question, taken in a run of their own: what the compressor and the memory of an agent have in common."""
 
 from __future__ import annotations
 
@@ -14,11 +14,26 @@ from memagent_integrations.langchain.reader import MemAgentReader
 from memagent_integrations.records import Reading, Step
 
 
-class Notes:
+class NoteTaking:
     """`Reader.memorize` as a run, sync and async, which gives the memory as a message. `traced` is what traces show as its input."""
 
-    def __init__(self, reader: MemAgentReader, question: str, document: Any, traced: Any, *, memory: str = "", strict: bool = False) -> None:
-        self._reader, self._question, self._document, self._memory, self._strict = reader, question, document, memory, strict
+    def __init__(
+        self,
+        reader: MemAgentReader,
+        question: str,
+        document: Any,
+        traced: Any,
+        *,
+        memory: str = "",
+        strict: bool = False,
+    ) -> None:
+        self._reader, self._question, self._document, self._memory, self._strict = (
+            reader,
+            question,
+            document,
+            memory,
+            strict,
+        )
         self._input = reader.traced({"question": question, "context": traced})
         self._run = RunnableLambda(self._read, self._aread, name="memagent_notes")
 
@@ -35,14 +50,20 @@ class Notes:
             dispatch_custom_event(STEP, step_event(step), config=config)
 
         reader = self._reader.under(config)
-        return _to_message(reader.memorize(self._question, self._document, memory=self._memory, strict=self._strict, progress=tell))
+        return _to_message(
+            reader.memorize(self._question, self._document, memory=self._memory, strict=self._strict, progress=tell)
+        )
 
     async def _aread(self, _: Any, config: RunnableConfig) -> AIMessage:
         async def tell(step: Step) -> None:
             await adispatch_custom_event(STEP, step_event(step), config=config)
 
         reader = await asyncio.to_thread(self._reader.under, config)
-        return _to_message(await reader.amemorize(self._question, self._document, memory=self._memory, strict=self._strict, progress=tell))
+        return _to_message(
+            await reader.amemorize(
+                self._question, self._document, memory=self._memory, strict=self._strict, progress=tell
+            )
+        )
 
 
 def _to_message(reading: Reading) -> AIMessage:

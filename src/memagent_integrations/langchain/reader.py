@@ -14,7 +14,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun, adispatch_custom_event, dispatch_custom_event
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForChainRun,
+    CallbackManagerForChainRun,
+    adispatch_custom_event,
+    dispatch_custom_event,
+)
 from langchain_core.language_models import LanguageModelLike
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.retrievers import BaseRetriever
@@ -25,15 +30,24 @@ from typing_extensions import TypedDict
 
 from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
 from memagent_integrations.calls import Limits
+from memagent_integrations.checks import check_names, drop_none
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.langchain.backend import ChatModelBackend
-from memagent_integrations.langchain.messages import STEP, elided, merge_input, question_and_context, step_event, text_of, to_chunk, to_message
-from memagent_integrations.langchain.once import Once
+from memagent_integrations.langchain.lazy import Lazy
+from memagent_integrations.langchain.messages import (
+    STEP,
+    elided,
+    merge_input,
+    question_and_context,
+    step_event,
+    text_of,
+    to_chunk,
+    to_message,
+)
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout, Reading, Step
-from memagent_integrations.settings import check_names, given
 from memagent_integrations.tokens import Counter
 
 _BUDGETS = tuple(field.name for field in fields(Budgets))
@@ -62,7 +76,9 @@ def _journal_checked(journal: Any) -> Journal | str | None:
     return str(journal) if isinstance(journal, Path) else journal
 
 
-_RUN = ConfigurableFieldSpec(id="memagent_run", annotation=str, name="Run", description="The name of the reading in the journal", default=None)
+_RUN = ConfigurableFieldSpec(
+    id="memagent_run", annotation=str, name="Run", description="The name of the reading in the journal", default=None
+)
 
 
 class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
@@ -104,7 +120,9 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     limits: Limits | None = None
     backend_options: dict[str, Any] | None = None
     trace_inputs: Literal["elided", "full"] = "elided"
-    loaded: Once = Field(default_factory=Once, exclude=True, repr=False)  # a field, so that `configurable_fields` hands it on
+    loaded: Lazy = Field(
+        default_factory=Lazy, exclude=True, repr=False
+    )  # a field, so that `configurable_fields` hands it on
 
     def __init__(self, model: LanguageModelLike | Backend | str, **settings: Any) -> None:
         check_names(settings, type(self).model_fields)
@@ -116,7 +134,9 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
     @model_validator(mode="after")
     def _settings_checked(self) -> Self:
-        if not (isinstance(self.model, str) and self.model.startswith("policy:")):  # its budgets are known when it is loaded
+        if not (
+            isinstance(self.model, str) and self.model.startswith("policy:")
+        ):  # its budgets are known when it is loaded
             Reader(ScriptedBackend([]), **self._settings)
         return self
 
@@ -160,7 +180,9 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
         return await self._acall_with_config(read, self.traced(input), config)
 
-    def stream(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
+    def stream(
+        self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
         """`invoke`, with the answer in chunks as it is written; the last is empty and tells usage and details."""
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Iterator[AIMessage]:
@@ -169,10 +191,14 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         chunks = self._transform_stream_with_config(iter([self.traced(input)]), read, config)
         yield from cast("Iterator[AIMessageChunk]", chunks)
 
-    async def astream(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncGenerator[AIMessageChunk]:
+    async def astream(
+        self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncGenerator[AIMessageChunk]:
         """`stream`, async."""
 
-        async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AsyncGenerator[AIMessage]:
+        async def read(
+            _: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
+        ) -> AsyncGenerator[AIMessage]:
             async with aclosing(self._aevents(*question_and_context(input, kwargs), config, whole=False)) as events:
                 async for event in events:
                     yield to_chunk(event)
@@ -182,7 +208,9 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
             async for chunk in stream:
                 yield chunk
 
-    def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
+    def transform(
+        self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
         """`stream`, of an input that comes in pieces: dicts that together hold the question and the context.
 
         With `bind(question=...)` the pieces are the context, and are read as they come.
@@ -194,7 +222,9 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
             value = head[0] if len(head) == 1 else itertools.chain(head, input)
         yield from self.stream(value, config, **kwargs)
 
-    async def atransform(self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> AsyncGenerator[AIMessageChunk]:
+    async def atransform(
+        self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncGenerator[AIMessageChunk]:
         """`transform`, async."""
         value: Any
         if not kwargs:
@@ -210,7 +240,9 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
             async for chunk in stream:
                 yield chunk
 
-    def as_node(self, *, question_key: str = "question", context_key: str = "context", answer_key: str = "answer") -> Runnable[Any, dict[str, str]]:
+    def as_node(
+        self, *, question_key: str = "question", context_key: str = "context", answer_key: str = "answer"
+    ) -> Runnable[Any, dict[str, str]]:
         """The reader as a node of a LangGraph graph: question and document from these keys of the state, the answer's text to that one.
 
         Raises:
@@ -238,14 +270,18 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
             model = _chat_model(model)
         if isinstance(model, Runnable):
             if self.backend_options:
-                raise UsageError("backend_options are for a model that this package makes by its name; give a LangChain model its own")
+                raise UsageError(
+                    "backend_options are for a model that this package makes by its name; give a LangChain model its own"
+                )
             return Reader(ChatModelBackend(model, tokenizer=self.tokenizer), journal=self.journal, limits=self.limits)
-        options = {**(self.backend_options or {}), **given(tokenizer=self.tokenizer)}
+        options = {**(self.backend_options or {}), **drop_none(tokenizer=self.tokenizer)}
         return Reader(model, journal=self.journal, limits=self.limits, backend_options=options)
 
     def under(self, config: RunnableConfig) -> Reader:
         """A reader with these settings, over the loaded model; its own prompts and budgets (a policy's) hold where none are set."""
-        own: Reader = self.loaded.get((self.model, self.tokenizer, self.journal, self.limits, self.backend_options), self._load)
+        own: Reader = self.loaded.get(
+            (self.model, self.tokenizer, self.journal, self.limits, self.backend_options), self._load
+        )
         backend = own.backend.under(config) if isinstance(own.backend, ChatModelBackend) else None
         return own.changed(backend=backend, **self._settings)
 
@@ -257,7 +293,9 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
             elif event.phase == "memory":
                 dispatch_custom_event(STEP, step_event(event), config=config)
 
-    async def _aevents(self, question: str, context: Any, config: RunnableConfig, *, whole: bool) -> AsyncGenerator[str | Reading]:
+    async def _aevents(
+        self, question: str, context: Any, config: RunnableConfig, *, whole: bool
+    ) -> AsyncGenerator[str | Reading]:
         document = await context.ainvoke(question, config) if isinstance(context, BaseRetriever) else context
         reader = await asyncio.to_thread(self.under, config)
         async with aclosing(reader.astream(question, text_of(document), whole=whole, run=_run_of(config))) as events:
@@ -272,7 +310,11 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         if self.trace_inputs == "full":
             return value
         if isinstance(value, Mapping):
-            return {name: value[name] if name == "question" else elided(value[name]) for name in ("question", "context") if name in value}
+            return {
+                name: value[name] if name == "question" else elided(value[name])
+                for name in ("question", "context")
+                if name in value
+            }
         return elided(value)
 
 
@@ -297,7 +339,9 @@ def _of_state(state: Any, key: str) -> Any:
     try:
         return state[key] if isinstance(state, Mapping) else getattr(state, key)
     except (KeyError, AttributeError) as error:
-        raise UsageError(f"the state has no {key!r}; name its keys: reader.as_node(question_key=..., context_key=...)") from error
+        raise UsageError(
+            f"the state has no {key!r}; name its keys: reader.as_node(question_key=..., context_key=...)"
+        ) from error
 
 
 def _chat_model(spec: str) -> Any:
@@ -309,7 +353,9 @@ def _chat_model(spec: str) -> Any:
         return init_chat_model(spec)
     except ImportError as error:
         command = re.search(r"pip install (?:-U )?[\w.\[\]-]+", str(error))
-        raise MissingExtra(f"the package of {spec}", command=command[0] if command else "see the message above") from error
+        raise MissingExtra(
+            f"the package of {spec}", command=command[0] if command else "see the message above"
+        ) from error
     except Exception as error:  # an unknown provider, or no key: whatever its class raises
         raise UsageError(f"LangChain cannot make the model {spec!r}: {error}") from error
 

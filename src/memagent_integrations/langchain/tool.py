@@ -49,7 +49,14 @@ class MemAgentTool(BaseTool):
     documents: dict[str, Any] | None = Field(default=None, repr=False)
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
 
-    def __init__(self, reader: MemAgentReader, *, context: Any = None, documents: Mapping[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        reader: MemAgentReader,
+        *,
+        context: Any = None,
+        documents: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         checked_reader(reader)
         named = _named(context, documents)
         settings.setdefault("description", _MANY.format(names=", ".join(named)) if named else _ONE)
@@ -58,7 +65,12 @@ class MemAgentTool(BaseTool):
         super().__init__(reader=reader, context=context, documents=named, **settings)
 
     def _run(
-        self, question: str, document: str | None = None, *, config: RunnableConfig, run_manager: CallbackManagerForToolRun
+        self,
+        question: str,
+        document: str | None = None,
+        *,
+        config: RunnableConfig,
+        run_manager: CallbackManagerForToolRun,
     ) -> tuple[str, dict[str, Any]]:
         child = merge_configs(patch_config(config, callbacks=run_manager.get_child()), {"tags": ["nostream"]})
         context = self._context(document)
@@ -69,7 +81,12 @@ class MemAgentTool(BaseTool):
         return _content_and_artifact(message, document)
 
     async def _arun(
-        self, question: str, document: str | None = None, *, config: RunnableConfig, run_manager: AsyncCallbackManagerForToolRun
+        self,
+        question: str,
+        document: str | None = None,
+        *,
+        config: RunnableConfig,
+        run_manager: AsyncCallbackManagerForToolRun,
     ) -> tuple[str, dict[str, Any]]:
         child = merge_configs(patch_config(config, callbacks=run_manager.get_child()), {"tags": ["nostream"]})
         context = self._context(document)
@@ -91,11 +108,17 @@ def _named(context: Any, documents: Any) -> dict[str, Any] | None:
     """The documents by name, or None for one without; checked."""
     if (context is None) == (documents is None):
         raise UsageError("pass one of context (the document) and documents (several, by name)")
-    if documents is not None and not (isinstance(documents, Mapping) and documents and all(isinstance(name, str) for name in documents)):
-        raise UsageError("documents has to be a dict with at least one document, by name: {'minutes': Path('minutes.txt')}; one alone is context=")
+    if documents is not None and not (
+        isinstance(documents, Mapping) and documents and all(isinstance(name, str) for name in documents)
+    ):
+        raise UsageError(
+            "documents has to be a dict with at least one document, by name: {'minutes': Path('minutes.txt')}; one alone is context="
+        )
     named = None if documents is None else dict(documents)
     if any(is_one_shot(document) for document in ([context] if named is None else named.values())):
-        raise UsageError("an iterator is used up by the first question; give the tool a document that can be read again (str, Path, list, loader)")
+        raise UsageError(
+            "an iterator is used up by the first question; give the tool a document that can be read again (str, Path, list, loader)"
+        )
     return named
 
 

@@ -19,13 +19,15 @@ from pydantic import ValidationError
 
 from memagent_integrations.backends.base import Backend, digest
 from memagent_integrations.backends.failures import translated
-from memagent_integrations.backends.replies import Received, finish_reason
+from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
+from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Phase, Prompt, Reply, Usage
-from memagent_integrations.settings import check_int, given
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter
 
-_LIMITS = dict.fromkeys(("OpenAI", "Anthropic", "BedrockConverse", "Cohere", "LiteLLM", "LlamaCPP", "MistralAI"), "max_tokens")
+_LIMITS = dict.fromkeys(
+    ("OpenAI", "Anthropic", "BedrockConverse", "Cohere", "LiteLLM", "LlamaCPP", "MistralAI"), "max_tokens"
+)
 _LIMITS["OpenAIResponses"] = "max_output_tokens"
 
 
@@ -53,7 +55,7 @@ class LLMBackend(Backend):
         callback_manager: CallbackManager | None = None,
         concurrency: int = 8,
     ) -> None:
-        check_int(concurrency=concurrency, **given(window=window))
+        check_int(concurrency=concurrency, **drop_none(window=window))
         if not isinstance(llm, LLM | None):
             raise UsageError(f"llm has to be a LlamaIndex LLM, not {type(llm).__name__}")
         self._given, self._window, self._limit, self._callbacks = llm, window, limit_parameter, callback_manager
@@ -66,7 +68,9 @@ class LLMBackend(Backend):
         try:
             llm = self._given or Settings.llm
         except (ValueError, ImportError) as error:
-            raise UsageError(f"no model was given, and Settings.llm cannot be made; pass model=... or set Settings.llm ({error})") from error
+            raise UsageError(
+                f"no model was given, and Settings.llm cannot be made; pass model=... or set Settings.llm ({error})"
+            ) from error
         return llm if self._callbacks is None else llm.model_copy(update={"callback_manager": self._callbacks})
 
     @property
@@ -78,7 +82,11 @@ class LLMBackend(Backend):
     @property
     def identity(self) -> dict[str, Any]:
         """A digest of the LLM's settings as LlamaIndex serialises them."""
-        return {"settings": digest(json.dumps(self.llm.to_dict(), sort_keys=True, default=lambda value: type(value).__name__))}
+        return {
+            "settings": digest(
+                json.dumps(self.llm.to_dict(), sort_keys=True, default=lambda value: type(value).__name__)
+            )
+        }
 
     @property
     def window(self) -> int | None:  # type: ignore[override]
@@ -114,7 +122,10 @@ class LLMBackend(Backend):
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """The reply as the LLM streams it."""
         received, llm = _Received(), self._llm_for(prompt.phase)
-        with self._errors(llm), closing(_stream(llm.stream_chat(self._messages(prompt), **self._options(llm, prompt)))) as responses:
+        with (
+            self._errors(llm),
+            closing(_stream(llm.stream_chat(self._messages(prompt), **self._options(llm, prompt)))) as responses,
+        ):
             for response in responses:
                 if text := received.add(response):
                     yield text
@@ -129,7 +140,9 @@ class LLMBackend(Backend):
                     yield piece
             return
         with self._errors(llm):
-            async with aclosing(_astream(await llm.astream_chat(self._messages(prompt), **self._options(llm, prompt)))) as responses:
+            async with aclosing(
+                _astream(await llm.astream_chat(self._messages(prompt), **self._options(llm, prompt)))
+            ) as responses:
                 async for response in responses:
                     if text := received.add(response):
                         yield text
@@ -140,7 +153,9 @@ class LLMBackend(Backend):
         try:
             return self.llm.metadata
         except ValueError as error:  # OpenAI's class, for a model it has not heard of
-            raise UsageError(f"{self.llm.class_name()} has no metadata of its model; use OpenAILike for such a model ({error})") from error
+            raise UsageError(
+                f"{self.llm.class_name()} has no metadata of its model; use OpenAILike for such a model ({error})"
+            ) from error
 
     @contextmanager
     def _errors(self, llm: LLM) -> Iterator[None]:
@@ -159,8 +174,13 @@ class LLMBackend(Backend):
         return self.llm.llm if phase == "memory" and isinstance(self.llm, StructuredLLM) else self.llm
 
     def _messages(self, prompt: Prompt) -> list[ChatMessage]:
-        system = [ChatMessage(role=MessageRole.SYSTEM, content=self.llm.system_prompt)] if self.llm.system_prompt else []
-        return [*system, *(ChatMessage(role=MessageRole(message.role), content=message.content) for message in prompt.messages)]
+        system = (
+            [ChatMessage(role=MessageRole.SYSTEM, content=self.llm.system_prompt)] if self.llm.system_prompt else []
+        )
+        return [
+            *system,
+            *(ChatMessage(role=MessageRole(message.role), content=message.content) for message in prompt.messages),
+        ]
 
     def _options(self, llm: LLM, prompt: Prompt) -> dict[str, Any]:
         known = (_LIMITS[kind.__name__] for kind in type(llm).__mro__ if kind.__name__ in _LIMITS)
@@ -172,7 +192,7 @@ class UnfitAnswer(Exception):
     """The LLM answered, but with something else than it should have. It reaches callers as the cause of a `BackendError`."""
 
 
-class _Received(Received):
+class _Received(ReplyBuilder):
     """A reply of LlamaIndex's."""
 
     _so_far = ""
@@ -208,7 +228,9 @@ def _stream(responses: Any) -> Any:
 def _astream(responses: Any) -> Any:
     """`_stream`, of an async iterator."""
     if not isinstance(responses, AsyncIterable):
-        raise UnfitAnswer(f"an LLM streams an async iterator of ChatResponses; this one gave {type(responses).__name__}")
+        raise UnfitAnswer(
+            f"an LLM streams an async iterator of ChatResponses; this one gave {type(responses).__name__}"
+        )
     return responses if hasattr(responses, "aclose") else (each async for each in responses)
 
 
@@ -218,7 +240,9 @@ def _counter(tokenizer: str | Counter | None) -> Counter:
     try:
         encode = Settings.tokenizer
     except Exception as error:  # a failed import or download
-        raise UsageError(f"LlamaIndex's own tokenizer cannot be loaded ({type(error).__name__}: {error}); {WAYS_OUT}") from error
+        raise UsageError(
+            f"LlamaIndex's own tokenizer cannot be loaded ({type(error).__name__}: {error}); {WAYS_OUT}"
+        ) from error
     return lambda text: len(encode(text))
 
 
@@ -239,14 +263,18 @@ def _usage(response: ChatResponse) -> Usage:
     return Usage(
         prompt_tokens=_field(usage, "prompt_tokens", "input_tokens", "prompt_token_count"),
         completion_tokens=_field(usage, "completion_tokens", "output_tokens", "candidates_token_count"),
-        cached_tokens=_field(usage, "cache_read_input_tokens", "cached_content_token_count") if cached is None else cached,
+        cached_tokens=_field(usage, "cache_read_input_tokens", "cached_content_token_count")
+        if cached is None
+        else cached,
     )
 
 
 def _finish_reason(raw: Any) -> str | None:
     choices = _field(raw, "choices")
     reason = _field(choices[0] if choices else raw, "finish_reason", "stop_reason", "done_reason")
-    return finish_reason(reason or _field(_field(raw, "incomplete_details"), "reason"))  # the latter: OpenAI's Responses API
+    return finish_reason(
+        reason or _field(_field(raw, "incomplete_details"), "reason")
+    )  # the latter: OpenAI's Responses API
 
 
 def _reasoning(response: ChatResponse) -> str:

@@ -15,9 +15,9 @@ from pydantic import Field, PrivateAttr
 from memagent_integrations.conversation import QUESTION, transcript
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, one_of, reader_over
-from memagent_integrations.prompts import harmless
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Step
+from memagent_integrations.sanitize import harmless
 from memagent_integrations.tokens import Counter, cut
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,9 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
     pending: str = ""
     reader: Reader = Field(exclude=True, repr=False)
     _lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = PrivateAttr(default=None)
-    _changing: threading.Lock = PrivateAttr(default_factory=threading.Lock)  # held for changes of memory and pending, and never for long
+    _changing: threading.Lock = PrivateAttr(
+        default_factory=threading.Lock
+    )  # held for changes of memory and pending, and never for long
     _folding: bool = PrivateAttr(default=False)
 
     def __init__(
@@ -110,7 +112,9 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
                     raise _ChangedMeanwhile
                 self.memory, self.pending = step.memory, self.pending[end - read :]
             if step.outcome == "kept":
-                _log.warning("the server's content filter withheld the memory of %s; what it left out is lost", self.name)
+                _log.warning(
+                    "the server's content filter withheld the memory of %s; what it left out is lost", self.name
+                )
             memory, read = step.memory, end
 
         try:
@@ -144,7 +148,9 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
         except BackendError as error:
             if not error.retryable:
                 raise
-            _log.warning("%s could not be brought up to date, its messages wait for the next ones: %s", self.name, error)
+            _log.warning(
+                "%s could not be brought up to date, its messages wait for the next ones: %s", self.name, error
+            )
 
     async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:
         """The memory without its last `tokens_to_truncate` tokens, by LlamaIndex's global tokenizer; None if nothing is left."""
@@ -186,6 +192,8 @@ def _part(block: Any) -> str:
         case "citation":
             return "\n".join([f"[{block.title or block.block_type}]", _part(block.cited_content)])
         case "document" if block.data and (block.document_mimetype or "").startswith("text/"):
-            return "\n".join([f"[{block.title or block.block_type}]", block.resolve_document().read().decode("utf-8", "replace")])
+            return "\n".join(
+                [f"[{block.title or block.block_type}]", block.resolve_document().read().decode("utf-8", "replace")]
+            )
         case kind:
             return f"[{kind}]"

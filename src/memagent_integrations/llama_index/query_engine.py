@@ -27,7 +27,13 @@ class MemAgentQueryEngine(BaseQueryEngine):
     iterator (good for one query), an async iterator (for one `aquery`). Whether the answer is streamed is a setting of the synthesizer.
     """
 
-    def __init__(self, source: Any, response_synthesizer: BaseSynthesizer | None = None, *, callback_manager: CallbackManager | None = None) -> None:
+    def __init__(
+        self,
+        source: Any,
+        response_synthesizer: BaseSynthesizer | None = None,
+        *,
+        callback_manager: CallbackManager | None = None,
+    ) -> None:
         self._source: Any = [Document(text=source)] if isinstance(source, str) else source
         self._used = False
         self._response_synthesizer = response_synthesizer or MemAgentSynthesizer(callback_manager=callback_manager)
@@ -44,7 +50,9 @@ class MemAgentQueryEngine(BaseQueryEngine):
         return cls(nodes, MemAgentSynthesizer(model=model, **settings))
 
     @classmethod
-    def from_retriever(cls, retriever: BaseRetriever, model: Model = None, **settings: Unpack[SynthesizerSettings]) -> Self:
+    def from_retriever(
+        cls, retriever: BaseRetriever, model: Model = None, **settings: Unpack[SynthesizerSettings]
+    ) -> Self:
         """An engine over what the retriever finds, read in document order. For node postprocessors use LlamaIndex's `RetrieverQueryEngine`."""
         return cls(retriever, MemAgentSynthesizer(model=model, **settings))
 
@@ -57,7 +65,9 @@ class MemAgentQueryEngine(BaseQueryEngine):
             return self._source.retrieve(query_bundle)
         return list(map(_scored, items_of(self._take())))
 
-    def synthesize(self, query_bundle: QueryBundle, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None) -> RESPONSE_TYPE:
+    def synthesize(
+        self, query_bundle: QueryBundle, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None
+    ) -> RESPONSE_TYPE:
         """The answer to the query from these nodes."""
         return self._response_synthesizer.synthesize(query_bundle, nodes, additional_source_nodes)
 
@@ -68,7 +78,9 @@ class MemAgentQueryEngine(BaseQueryEngine):
         return await self._response_synthesizer.asynthesize(query_bundle, nodes, additional_source_nodes)
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        with self.callback_manager.event(CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}) as event:
+        with self.callback_manager.event(
+            CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}
+        ) as event:
             _check(query_bundle)
             nodes = self._source.retrieve(query_bundle) if isinstance(self._source, BaseRetriever) else self._take()
             response = self.synthesize(query_bundle, nodes)
@@ -76,9 +88,13 @@ class MemAgentQueryEngine(BaseQueryEngine):
         return response
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        with self.callback_manager.event(CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}) as event:
+        with self.callback_manager.event(
+            CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}
+        ) as event:
             _check(query_bundle)
-            nodes = await self._source.aretrieve(query_bundle) if isinstance(self._source, BaseRetriever) else self._take()
+            nodes = (
+                await self._source.aretrieve(query_bundle) if isinstance(self._source, BaseRetriever) else self._take()
+            )
             response = await self.asynthesize(query_bundle, nodes)
             event.on_end(payload={EventPayload.RESPONSE: response})
         return response
@@ -99,7 +115,9 @@ class MemAgentQueryEngine(BaseQueryEngine):
 
     def _use_up(self) -> None:  # comes with the first item: a query that is refused before that uses up nothing
         if self._used:
-            raise UsageError("this iterator has been read by an earlier query; make the engine from a list or from a reader with lazy_load_data")
+            raise UsageError(
+                "this iterator has been read by an earlier query; make the engine from a list or from a reader with lazy_load_data"
+            )
         self._used = True
 
 

@@ -42,14 +42,16 @@ class MemAgentAnswerEnd(BaseEvent):
         return "MemAgentAnswerEnd"
 
 
-class Record:
+class ResponseRecord:
     """What a reading leaves behind for its response: the nodes that went by, and the steps."""
 
     def __init__(self, model: str, include_text: bool) -> None:
         self.summary: dict[str, Any] = {"model": model, "memory": "", "steps": [], "usage": asdict(NO_USAGE)}
         self._include_text = include_text
         self._usage = NO_USAGE
-        self._seen: dict[str, list[tuple[int, int, NodeWithScore]]] = {}  # by document: first character, end, what is kept of the node
+        self._seen: dict[
+            str, list[tuple[int, int, NodeWithScore]]
+        ] = {}  # by document: first character, end, what is kept of the node
         self._sources: list[Source] = []
         self._span = active_span_id.get()
 
@@ -57,7 +59,9 @@ class Record:
         """The nodes, noted as they go by. A list stays a list, which can be put in order."""
         if isinstance(nodes, AsyncIterable):
             return self._awatch(nodes)
-        if isinstance(nodes, (str, bytes, bytearray, Mapping)) or not (isinstance(nodes, Iterable) or hasattr(nodes, "lazy_load_data")):
+        if isinstance(nodes, (str, bytes, bytearray, Mapping)) or not (
+            isinstance(nodes, Iterable) or hasattr(nodes, "lazy_load_data")
+        ):
             return nodes
         noted = self._watch(nodes)
         return list(noted) if isinstance(nodes, Sequence) else noted
@@ -69,7 +73,12 @@ class Record:
             dispatcher.event(MemAgentStep(step=step, span_id=self._span))
         usage = step.reply.usage
         self._usage += NO_USAGE if step.reply.recorded else usage  # what a journal had costs nothing now
-        told = {"phase": step.phase, "outcome": step.outcome, "cut": step.cut, "finish_reason": step.reply.finish_reason}
+        told = {
+            "phase": step.phase,
+            "outcome": step.outcome,
+            "cut": step.cut,
+            "finish_reason": step.reply.finish_reason,
+        }
         self.summary["steps"].append({**told, **asdict(usage), "seconds": step.reply.seconds})
         self.summary.update(memory=step.memory, usage=asdict(self._usage))
 
@@ -138,7 +147,9 @@ class Record:
             self._seen.setdefault(document_id, []).append((start, end, NodeWithScore(node=kept, score=score)))
         return item
 
-    def _watch(self, nodes: Any) -> Iterator[Any]:  # a reader loads with the first node: async readings take it in a thread
+    def _watch(
+        self, nodes: Any
+    ) -> Iterator[Any]:  # a reader loads with the first node: async readings take it in a thread
         yield from map(self._note, items_of(nodes))
 
     async def _awatch(self, nodes: AsyncIterable[Any]) -> AsyncIterator[Any]:

@@ -23,14 +23,14 @@ from llama_index_instrumentation import get_dispatcher
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.calls import Limits
+from memagent_integrations.checks import check_names
 from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.llama_index.backend import LLMBackend
-from memagent_integrations.llama_index.record import Record
+from memagent_integrations.llama_index.record import ResponseRecord
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Layout
-from memagent_integrations.settings import check_names
 from memagent_integrations.tokens import Counter
 
 dispatcher = get_dispatcher(__name__)
@@ -123,7 +123,10 @@ class MemAgentSynthesizer(BaseSynthesizer):
         self._callback_manager = callback_manager
 
     def _get_prompts(self) -> PromptDictType:
-        return {"memory": PromptTemplate(self.reader.prompts.update), "answer": PromptTemplate(self.reader.prompts.answer)}
+        return {
+            "memory": PromptTemplate(self.reader.prompts.update),
+            "answer": PromptTemplate(self.reader.prompts.answer),
+        }
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
         unknown = [name for name in prompts if name not in ("memory", "answer")]
@@ -131,23 +134,35 @@ class MemAgentSynthesizer(BaseSynthesizer):
             raise UsageError(f"there is no prompt {unknown[0]!r}; the prompts are memory and answer")
         new = {name: _template(prompts[name]) for name in prompts}
         # readings under way go on with the prompts they began with
-        self.reader = self.reader.changed(prompts=self.reader.prompts.changed(update=new.get("memory"), answer=new.get("answer")))
+        self.reader = self.reader.changed(
+            prompts=self.reader.prompts.changed(update=new.get("memory"), answer=new.get("answer"))
+        )
 
     def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
         """The answer, or its pieces when streaming. `response_kwargs`, variables of other synthesizers' templates, have no use here."""
         return self._read(query_str, _nodes(text_chunks), self._record())
 
-    async def aget_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
+    async def aget_response(
+        self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
+    ) -> RESPONSE_TEXT_TYPE:
         """`get_response`, async."""
         return await self._aread(query_str, _nodes(text_chunks), self._record())
 
     def synthesize(
-        self, query: QueryType, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None, **response_kwargs: Any
+        self,
+        query: QueryType,
+        nodes: Any,
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+        **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
         """A `Response`, or a `StreamingResponse` when streaming."""
         with self._synthesis(query) as (question, made):
             if isinstance(nodes, Sequence) and not nodes:
-                made.append(StreamingResponse(self._empty_response_generator()) if self._streaming else Response(self._empty_response))
+                made.append(
+                    StreamingResponse(self._empty_response_generator())
+                    if self._streaming
+                    else Response(self._empty_response)
+                )
             else:
                 record = self._record()
                 answer = self._read(question, record.watch(nodes), record)
@@ -155,12 +170,20 @@ class MemAgentSynthesizer(BaseSynthesizer):
         return made[0]
 
     async def asynthesize(
-        self, query: QueryType, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None, **response_kwargs: Any
+        self,
+        query: QueryType,
+        nodes: Any,
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+        **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
         """A `Response`, or an `AsyncStreamingResponse` when streaming."""
         with self._synthesis(query) as (question, made):
             if isinstance(nodes, Sequence) and not nodes:
-                made.append(AsyncStreamingResponse(self._empty_response_agenerator()) if self._streaming else Response(self._empty_response))
+                made.append(
+                    AsyncStreamingResponse(self._empty_response_agenerator())
+                    if self._streaming
+                    else Response(self._empty_response)
+                )
             else:
                 record = self._record()
                 answer = await self._aread(question, record.watch(nodes), record)
@@ -178,10 +201,10 @@ class MemAgentSynthesizer(BaseSynthesizer):
             event.on_end(payload={EventPayload.RESPONSE: made[0]})
         dispatcher.event(SynthesizeEndEvent(query=query, response=made[0]))
 
-    def _record(self) -> Record:
-        return Record(self.reader.backend.name, self._include_text)
+    def _record(self) -> ResponseRecord:
+        return ResponseRecord(self.reader.backend.name, self._include_text)
 
-    def _read(self, question: str, document: Any, record: Record) -> RESPONSE_TEXT_TYPE:
+    def _read(self, question: str, document: Any, record: ResponseRecord) -> RESPONSE_TEXT_TYPE:
         if not self._streaming:
             return record.end(self.reader.read(question, document, progress=record.step))
         _check_streams(self._llm)
@@ -189,7 +212,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
         first = next(texts, "")  # the memory updates are made here, in the span of the caller
         return _resumed(first, texts)
 
-    async def _aread(self, question: str, document: Any, record: Record) -> RESPONSE_TEXT_TYPE:
+    async def _aread(self, question: str, document: Any, record: ResponseRecord) -> RESPONSE_TEXT_TYPE:
         if not self._streaming:
             return record.end(await self.reader.aread(question, document, progress=record.step))
         _check_streams(self._llm)
@@ -197,7 +220,9 @@ class MemAgentSynthesizer(BaseSynthesizer):
         first = await anext(texts, "")
         return _aresumed(first, texts)
 
-    def _respond(self, answer: RESPONSE_TEXT_TYPE, record: Record, additional: Sequence[NodeWithScore] | None) -> RESPONSE_TYPE:
+    def _respond(
+        self, answer: RESPONSE_TEXT_TYPE, record: ResponseRecord, additional: Sequence[NodeWithScore] | None
+    ) -> RESPONSE_TYPE:
         response = self._prepare_response_output(answer, [*record.source_nodes(), *(additional or ())])
         response.metadata = {**(response.metadata or {}), "memagent": record.summary}
         return response
@@ -232,14 +257,19 @@ def one_of(llm: Model, model: Model) -> Model:
 
 
 def reader_over(
-    model: Model, tokenizer: str | Counter | None = None, callback_manager: CallbackManager | None = None, **settings: Unpack[ReaderSettings]
+    model: Model,
+    tokenizer: str | Counter | None = None,
+    callback_manager: CallbackManager | None = None,
+    **settings: Unpack[ReaderSettings],
 ) -> Reader:
     """A reader over a LlamaIndex LLM, a `Backend`, or the name of one."""
     check_names(settings, ReaderSettings.__annotations__)
     if not isinstance(model, (str, Backend)):
         return Reader(LLMBackend(model, tokenizer=tokenizer, callback_manager=callback_manager), **settings)
     if tokenizer is not None:
-        raise UsageError("tokenizer goes with a LlamaIndex LLM; a backend counts by itself (load_backend may take a tokenizer)")
+        raise UsageError(
+            "tokenizer goes with a LlamaIndex LLM; a backend counts by itself (load_backend may take a tokenizer)"
+        )
     return Reader(model, **settings)
 
 

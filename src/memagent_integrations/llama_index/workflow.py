@@ -9,15 +9,24 @@ from pathlib import Path
 from typing import Annotated, Any, Unpack
 from weakref import WeakKeyDictionary
 
-from llama_index.core.workflow import Context, Event, HumanResponseEvent, InputRequiredEvent, StartEvent, StopEvent, Workflow, step
+from llama_index.core.workflow import (
+    Context,
+    Event,
+    HumanResponseEvent,
+    InputRequiredEvent,
+    StartEvent,
+    StopEvent,
+    Workflow,
+    step,
+)
 from pydantic import BaseModel, BeforeValidator, Field
 
+from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
-from memagent_integrations.llama_index.record import Record
+from memagent_integrations.llama_index.record import ResponseRecord
 from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, one_of, reader_over
-from memagent_integrations.place import Place
+from memagent_integrations.reader.position import Position
 from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage
-from memagent_integrations.settings import check_int, given
 from memagent_integrations.tokens import Counter
 
 _REFERENCE = 10_000  # characters that a reference may have; a document in the context would be written with it
@@ -103,7 +112,7 @@ class MemAgentState(BaseModel):
     steps: list[dict[str, Any]] = Field(default_factory=list)
     usage: dict[str, int | None] = Field(default_factory=lambda: asdict(NO_USAGE))
 
-    def add(self, record: Record) -> None:
+    def add(self, record: ResponseRecord) -> None:
         """Add the step that the record has taken."""
         self.steps += record.summary["steps"]
         self.usage = asdict(Usage(**self.usage) + Usage(**record.summary["usage"]))
@@ -150,11 +159,15 @@ class MemAgentWorkflow(Workflow):
     ) -> None:
         if settings.get("journal") is not None:
             raise UsageError("a workflow is not recorded in a journal; keep the context's to_dict()")
-        check_int(**given(ask_every=ask_every))
+        check_int(**drop_none(ask_every=ask_every))
         if not callable(load):
-            raise UsageError(f"load has to be a function that takes the reference and gives the document, not {type(load).__name__}")
+            raise UsageError(
+                f"load has to be a function that takes the reference and gives the document, not {type(load).__name__}"
+            )
         if (limits := settings.get("limits")) and limits.run_timeout:
-            raise UsageError("run_timeout bounds a reading in one call; bound a workflow with its timeout, and a call with call_timeout")
+            raise UsageError(
+                "run_timeout bounds a reading in one call; bound a workflow with its timeout, and a call with call_timeout"
+            )
         self.reader = reader_over(one_of(llm, model), tokenizer, **settings)
         self._load, self._ask_every = load, ask_every
         self._runs: WeakKeyDictionary[object, _Run] = WeakKeyDictionary()  # by their stores
@@ -182,7 +195,9 @@ class MemAgentWorkflow(Workflow):
             if not all(asked):
                 raise UsageError("run needs a question and a document, or the context of a reading to go on with")
             if len(asked[1]) > _REFERENCE:
-                raise UsageError("document has to be a small reference (a file's name, an id), for which `load` gives the text")
+                raise UsageError(
+                    "document has to be a small reference (a file's name, an id), for which `load` gives the text"
+                )
             if asked != (state.question, state.document) or state.answer is not None:
                 fresh = MemAgentState(question=asked[0], document=asked[1])
                 for name in MemAgentState.model_fields:
@@ -190,14 +205,18 @@ class MemAgentWorkflow(Workflow):
         return self._after(ctx, state)
 
     @step(num_workers=1)
-    async def read_chunk(self, ctx: Context[MemAgentState], ev: MemAgentNext) -> MemAgentNext | MemAgentReview | MemAgentRead | None:
+    async def read_chunk(
+        self, ctx: Context[MemAgentState], ev: MemAgentNext
+    ) -> MemAgentNext | MemAgentReview | MemAgentRead | None:
         """Read one chunk, unless that was done before the context was kept."""
         state = await ctx.store.get_state()
         if ev.index != state.read:
             return self._after(ctx, state)
         run = self._run(ctx)
         if (place := run.place) is None:
-            place = await asyncio.to_thread(self.reader.place, lambda: self._load(state.document), state.read, state.digest)
+            place = await asyncio.to_thread(
+                self.reader.position, lambda: self._load(state.document), state.read, state.digest
+            )
         if place.number and not place.more:
             return MemAgentRead()
         run.place = None  # to be found anew if this fails
@@ -214,7 +233,9 @@ class MemAgentWorkflow(Workflow):
         return self._after(ctx, state)
 
     @step(num_workers=1)
-    async def reviewed(self, ctx: Context[MemAgentState], ev: MemAgentReviewed | HumanResponseEvent) -> MemAgentNext | MemAgentReview | None:
+    async def reviewed(
+        self, ctx: Context[MemAgentState], ev: MemAgentReviewed | HumanResponseEvent
+    ) -> MemAgentNext | MemAgentReview | None:
         """Go on from what a person answered. An answer that nobody waits for is left aside, one that cannot be taken is asked for anew."""
         state = await ctx.store.get_state()
         if not isinstance(ev, MemAgentReviewed) or (ev.number or 0) > state.read:
@@ -243,13 +264,15 @@ class MemAgentWorkflow(Workflow):
                 state.add(record)
             _tell(ctx, state, None)
         model = self.reader.backend.name
-        return MemAgentAnswer(answer=state.answer or "", memory=state.memory, model=model, steps=state.steps, usage=state.usage)
+        return MemAgentAnswer(
+            answer=state.answer or "", memory=state.memory, model=model, steps=state.steps, usage=state.usage
+        )
 
     def _after(self, ctx: Context[MemAgentState], state: MemAgentState) -> MemAgentNext | MemAgentReview | None:
         return _review(state) if state.waiting else self._run(ctx).issue(MemAgentNext(index=state.read))
 
-    def _recorded(self, made: Step) -> Record:
-        record = Record(self.reader.backend.name, include_text=False)
+    def _recorded(self, made: Step) -> ResponseRecord:
+        record = ResponseRecord(self.reader.backend.name, include_text=False)
         record.step(made)
         return record
 
@@ -261,7 +284,7 @@ class _Run:
     """What a run has in this process: its place in the document, and the chunk that was last asked for."""
 
     def __init__(self) -> None:
-        self.place: Place | None = None
+        self.place: Position | None = None
         self._issued = -1
 
     def issue(self, event: MemAgentNext) -> MemAgentNext | None:
@@ -278,4 +301,6 @@ def _review(state: MemAgentState, problem: str = "") -> MemAgentReview:
 
 def _tell(ctx: Context[MemAgentState], state: MemAgentState, chunk: Chunk | None) -> None:
     start, end = (chunk.span.start, chunk.span.end) if chunk else (None, None)
-    ctx.write_event_to_stream(MemAgentStepEvent(number=state.read, start=start, end=end, memory=state.memory, step=state.steps[-1]))
+    ctx.write_event_to_stream(
+        MemAgentStepEvent(number=state.read, start=start, end=end, memory=state.memory, step=state.steps[-1])
+    )

@@ -15,10 +15,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError, why
+from memagent_integrations.checks import check_int
+from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
+from memagent_integrations.files import reason
 from memagent_integrations.journal import Journal, Run
-from memagent_integrations.serve.readings import Readings, Resume
-from memagent_integrations.settings import check_int
+from memagent_integrations.serve.readings import BackgroundReadings, Resume
 from memagent_integrations.trace import data, page_shell
 
 try:
@@ -58,11 +59,15 @@ class Server:
         try:
             self._socket = socket.create_server(("127.0.0.1", port))
         except OSError as error:
-            raise UsageError(f"cannot listen on port {port}: {why(error)}") from error
+            raise UsageError(f"cannot listen on port {port}: {reason(error)}") from error
         self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.token = secrets.token_urlsafe(24)
-        app = application(journal, Readings(journal, resume), token=self.token, port=self._socket.getsockname()[1])
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=2)
+        app = application(
+            journal, BackgroundReadings(journal, resume), token=self.token, port=self._socket.getsockname()[1]
+        )
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=2
+        )
         self._server = uvicorn.Server(config)
 
     @property
@@ -82,7 +87,7 @@ class Server:
         self._server.should_exit = True
 
 
-def application(journal: Journal, readings: Readings, *, token: str, port: int) -> Starlette:
+def application(journal: Journal, readings: BackgroundReadings, *, token: str, port: int) -> Starlette:
     """The application: the page is `/`, and `/api/` is JSON for it."""
 
     def told(run: Run) -> dict[str, Any]:
@@ -156,9 +161,13 @@ class _Guard:
             return 403, "this server answers to 127.0.0.1 alone"
         if origin and origin != f"http://{host}":
             return 403, "requests of other sites are refused"
-        if request.url.path.startswith("/api/") and not secrets.compare_digest(request.headers.get("authorization", "").encode(), self._bearer):
+        if request.url.path.startswith("/api/") and not secrets.compare_digest(
+            request.headers.get("authorization", "").encode(), self._bearer
+        ):
             return 401, "the token is missing or wrong; open the address that memagent serve wrote"
-        if "transfer-encoding" in request.headers or (request.method == "POST" and not (size.isdecimal() and len(size) < 10)):
+        if "transfer-encoding" in request.headers or (
+            request.method == "POST" and not (size.isdecimal() and len(size) < 10)
+        ):
             return 411, "the request does not say how large it is"
         if request.method == "POST" and int(size) > _LARGEST:
             return 413, "the request is too large"

@@ -14,7 +14,7 @@ Resume = Callable[[Journal, str], Reader]
 """Makes the reader that goes on with a run."""
 
 
-class Readings:
+class BackgroundReadings:
     """Starts readings, and tells how those ended that failed. They are left to themselves when the process ends: the journal has their steps."""
 
     def __init__(self, journal: Journal, resume: Resume) -> None:
@@ -33,7 +33,9 @@ class Readings:
         if run.finished:
             raise UsageError(f"the run {name} is finished; go on from one of its steps, as a new branch")
         if not run.files:
-            raise UsageError(f"it is not known which files the run {name} reads; go on with: memagent runs resume {name} FILE...")
+            raise UsageError(
+                f"it is not known which files the run {name} reads; go on with: memagent runs resume {name} FILE..."
+            )
         with self._lock:
             if run.active or self.reads(name):
                 raise UsageError(f"the run {name} is being read")

@@ -9,18 +9,16 @@ import base64
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
-from difflib import SequenceMatcher
 from functools import cache
-from html import escape
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from memagent_integrations.errors import UsageError, why
+from memagent_integrations import files
+from memagent_integrations.changes import difference
 
 if TYPE_CHECKING:
     from memagent_integrations.records import Reading, Step
@@ -28,7 +26,9 @@ if TYPE_CHECKING:
 
 def page(reading: Reading) -> str:
     """The page, as HTML."""
-    return _rendered(reading.question, json.dumps(data(reading)).replace("<", "\\u003c"))  # no text can end the script element that holds it
+    return _rendered(
+        reading.question, json.dumps(data(reading)).replace("<", "\\u003c")
+    )  # no text can end the script element that holds it
 
 
 def page_shell(title: str, *, script: str, style: str) -> str:
@@ -38,19 +38,18 @@ def page_shell(title: str, *, script: str, style: str) -> str:
 
 def _rendered(title: str, reading: str, script: str = "", style: str = "") -> str:
     script, style = _part("page.js") + script, _part("page.css") + style
-    return _template().render(title=title, data=reading, script=script, style=style, script_hash=_hash(script), style_hash=_hash(style))
+    return _template().render(
+        title=title, data=reading, script=script, style=style, script_hash=_hash(script), style_hash=_hash(style)
+    )
 
 
-def save(reading: Reading, path: str | Path) -> None:
-    """Write the page to a file.
+def save_trace(reading: Reading, path: str | Path) -> None:
+    """Write a reading as a page that shows every version of the memory: what changed, and where it came from. It is one HTML file.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    try:
-        Path(path).write_text(page(reading), encoding="utf-8", errors="replace")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot write {str(path)!r}: {why(error)}") from error
+    files.write(path, page(reading))
 
 
 def data(reading: Reading, *, start: int = 0) -> dict[str, Any]:
@@ -85,29 +84,6 @@ def _step(step: Step) -> dict[str, Any]:
     }
 
 
-def difference(old: str, new: str) -> Iterator[tuple[int, str]]:
-    """What became of a text, word by word: (0, kept), (-1, taken out), (1, put in), in reading order. White space is that of `new`."""
-    before, after = _WORD.findall(old), _WORD.findall(new)
-    one, other = [word.strip() for word in before], [word.strip() for word in after]
-    counts, others = Counter(one), Counter(other)
-    repeated = sum(count * others[word] for word, count in counts.items()) > _MOST_PAIRS  # a model that repeats itself would take minutes
-    words = SequenceMatcher(None, one, other, autojunk=repeated)
-    for kind, a, b, c, d in words.get_opcodes():
-        if kind == "equal":
-            yield 0, "".join(after[c:d])
-            continue
-        if a < b:
-            yield -1, "".join(before[a:b])
-        if c < d:
-            yield 1, "".join(after[c:d])
-
-
-def marked(step: Step) -> str:
-    """The memory after a step as HTML, with what the step took out and put in. It needs no style sheet, and reads on light and on dark."""
-    parts = (_MARKS[kind].format(escape(text)) for kind, text in difference(step.memory_before, step.memory))
-    return f"<div style='white-space:pre-wrap'>{''.join(parts)}</div>"
-
-
 def origins(reading: Reading) -> Iterator[tuple[str, int]]:
     """The sentences of the final memory, each with the step since which it has stood there."""
     memories = [(step.index, _plain(step.memory)) for step in reading.steps if step.phase == "memory"]
@@ -121,13 +97,6 @@ def origins(reading: Reading) -> Iterator[tuple[str, int]]:
             yield sentence.strip(), found
 
 
-_MARKS = {
-    0: "{}",
-    1: "<ins style='background:rgba(46,160,67,.25);text-decoration:none'>{}</ins>",
-    -1: "<del style='background:rgba(248,81,73,.25)'>{}</del>",
-}
-_MOST_PAIRS = 100_000
-_WORD = re.compile(r"\S+\s*|\s+")
 _SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?。！？]+|\n|$)")
 
 
@@ -136,7 +105,7 @@ def _plain(text: str) -> str:
 
 
 def _part(name: str) -> str:
-    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

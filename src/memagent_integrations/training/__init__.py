@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from memagent_integrations.training.trainer import Trainer
     from memagent_integrations.training.warmstart import warm_start
 
-__all__ = ["Clip", "Drawn", "Lora", "Mixture", "Recipe", "Sampler", "ServedSampler", "Settings", "Trainer", "warm_start"]
+__all__ = [
+    "Clip",
+    "Drawn",
+    "Lora",
+    "Mixture",
+    "Recipe",
+    "Sampler",
+    "ServedSampler",
+    "Settings",
+    "Trainer",
+    "warm_start",
+]
 
 _HOMES = {
     "Clip": "losses",

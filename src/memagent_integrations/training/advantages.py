@@ -16,7 +16,9 @@ def advantages(rewards: Tensor, groups: Tensor, *, scale: bool = False) -> Tenso
     """
     _, group, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
     apart: Tensor = rewards - _sums(rewards, group, len(sizes))[group] / sizes[group]
-    centred = torch.where(informative(rewards, groups), apart, torch.zeros_like(apart))  # equal ones are an ulp apart, which Adam makes a step of
+    centred = torch.where(
+        informative(rewards, groups), apart, torch.zeros_like(apart)
+    )  # equal ones are an ulp apart, which Adam makes a step of
     if not scale:
         return centred
     deviation = (_sums(centred**2, group, len(sizes)) / (sizes - 1).clamp(min=1)).sqrt()[group]

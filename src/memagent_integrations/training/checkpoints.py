@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from memagent_integrations.backends.chat import one_line
-from memagent_integrations.errors import UsageError, why
-from memagent_integrations.settings import changed
+from memagent_integrations.backends.in_process import one_line
+from memagent_integrations.errors import UsageError
+from memagent_integrations.files import differences, reason
 from memagent_integrations.training.policy import named
 
 _WEIGHTS, _LEARNER, _STATE = "weights.safetensors", "learner.pt", "state.json"
@@ -71,7 +71,7 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"cannot write to {str(self.folder)!r}: {why(error)}") from error
+            raise UsageError(f"cannot write to {str(self.folder)!r}: {reason(error)}") from error
         if (self.folder / "start").is_dir():
             self._same(self.folder / "start")
             if not self._found():
@@ -80,7 +80,9 @@ class Checkpoints:
             raise UsageError(f"{str(self.folder)!r} holds what no training has written; give a folder of its own")
         else:
             self._write(self.folder / "start", Place())
-        return {name: weight.to(self.model.device) for name, weight in _weights(self.model, self.folder / "start").items()}
+        return {
+            name: weight.to(self.model.device) for name, weight in _weights(self.model, self.folder / "start").items()
+        }
 
     def keep_best(self, place: Place) -> None:
         """Write the weights that did best so far."""
@@ -115,15 +117,22 @@ class Checkpoints:
         """
         with _reading(checkpoint / _STATE) as file:
             kept = json.loads(file.read_text(encoding="utf-8"))
-            place, then = Place(**kept["place"] | {"positions": tuple(kept["place"]["positions"])}), dict(kept["fingerprint"])
+            place, then = (
+                Place(**kept["place"] | {"positions": tuple(kept["place"]["positions"])}),
+                dict(kept["fingerprint"]),
+            )
         now = json.loads(json.dumps(dict(self.fingerprint)))
-        if other := changed(then, now, but=_MAY_DIFFER):
-            raise UsageError(f"{str(self.folder)!r} holds a training with other settings ({other}); give another folder")
+        if other := differences(then, now, ignored=_MAY_DIFFER):
+            raise UsageError(
+                f"{str(self.folder)!r} holds a training with other settings ({other}); give another folder"
+            )
         return place
 
     def _found(self) -> list[Path]:
         """The checkpoints that are whole, the last one last."""
-        return sorted(path for path in (self.folder / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdecimal())
+        return sorted(
+            path for path in (self.folder / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdecimal()
+        )
 
     def _write(self, target: Path, place: Place) -> None:
         """The folder is made beside its place and then put there."""
@@ -131,9 +140,13 @@ class Checkpoints:
         try:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir(parents=True)
-            save_file({name: parameter.detach().contiguous() for name, parameter in named(self.model).items()}, new / _WEIGHTS)
+            save_file(
+                {name: parameter.detach().contiguous() for name, parameter in named(self.model).items()}, new / _WEIGHTS
+            )
             torch.save({name: part.state_dict() for name, part in self.stateful.items()}, new / _LEARNER)
-            (new / _STATE).write_text(json.dumps({"place": asdict(place), "fingerprint": dict(self.fingerprint)}, indent=1), encoding="utf-8")
+            (new / _STATE).write_text(
+                json.dumps({"place": asdict(place), "fingerprint": dict(self.fingerprint)}, indent=1), encoding="utf-8"
+            )
             for file in new.iterdir():
                 with file.open("rb+") as handle:
                     os.fsync(handle.fileno())
@@ -144,9 +157,15 @@ class Checkpoints:
             new.replace(target)
             _sync(target.parent)
             shutil.rmtree(old, ignore_errors=True)
-        except (OSError, SafetensorError, RuntimeError) as error:  # torch and safetensors tell of a full disk in their own ways
+        except (
+            OSError,
+            SafetensorError,
+            RuntimeError,
+        ) as error:  # torch and safetensors tell of a full disk in their own ways
             shutil.rmtree(new, ignore_errors=True)
-            raise UsageError(f"cannot write {str(target)!r}: {why(error) if isinstance(error, OSError) else one_line(error)}") from error
+            raise UsageError(
+                f"cannot write {str(target)!r}: {reason(error) if isinstance(error, OSError) else one_line(error)}"
+            ) from error
 
 
 def load(model: Any, checkpoint: str | Path) -> None:
@@ -178,7 +197,9 @@ def _reading(file: Path) -> Iterator[Path]:
     try:
         yield file
     except Exception as error:  # json, pickle, zip, torch and safetensors have their own each
-        raise UsageError(f"cannot read {str(file)!r} ({one_line(error)}); remove {str(file.parent)!r} to go on without it") from error
+        raise UsageError(
+            f"cannot read {str(file)!r} ({one_line(error)}); remove {str(file.parent)!r} to go on without it"
+        ) from error
 
 
 def _sync(folder: Path) -> None:

@@ -16,12 +16,13 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
-from memagent_integrations.errors import BackendError, UsageError, why
+from memagent_integrations.checks import check_int, check_number
+from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.evaluation.data import Data
-from memagent_integrations.prompts import harmless
+from memagent_integrations.files import differences, reason
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Message, Prompt, Reading, Reply
-from memagent_integrations.settings import changed, check_int, check_number
+from memagent_integrations.sanitize import harmless
 from memagent_integrations.training.mixture import Drawn, Mixture
 
 KNOWN = "known without the document"
@@ -95,7 +96,9 @@ class TrainingSet:
         if self._beside.exists():
             self.state = self._known(self.state.made)
         elif self.path.is_file() and self.path.stat().st_size:
-            raise UsageError(f"{str(path)!r} is there, and {self._beside.name}, which would say how it was made, is not; give another file")
+            raise UsageError(
+                f"{str(path)!r} is there, and {self._beside.name}, which would say how it was made, is not; give another file"
+            )
 
     @contextmanager
     def writing(self) -> Iterator[TrainingSet]:
@@ -107,15 +110,19 @@ class TrainingSet:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.path}.lock", timeout=0), self.path.open("ab") as self._file:
-                self._save(self._known(self.state.made) if self._beside.exists() else self.state)  # somebody may have gone on with it meanwhile
+                self._save(
+                    self._known(self.state.made) if self._beside.exists() else self.state
+                )  # somebody may have gone on with it meanwhile
                 if self._file.tell() < self.state.bytes:
-                    raise UsageError(f"{str(self.path)!r} is shorter than when it was left; delete it and {self._beside.name} to begin anew")
+                    raise UsageError(
+                        f"{str(self.path)!r} is shorter than when it was left; delete it and {self._beside.name} to begin anew"
+                    )
                 self._file.truncate(self.state.bytes)
                 yield self
         except Timeout:
             raise UsageError(f"{str(self.path)!r} is being written by another run") from None
         except OSError as error:
-            raise UsageError(f"cannot write {str(self.path)!r}: {why(error)}") from error
+            raise UsageError(f"cannot write {str(self.path)!r}: {reason(error)}") from error
 
     def add(self, position: int, drawn: Drawn, reason: str | None) -> None:
         """Write the question of a position, or count why it is left out; it is on the disk when this returns."""
@@ -143,15 +150,22 @@ class TrainingSet:
         try:
             state = _STATE.validate_json(self._beside.read_bytes())
         except (OSError, ValidationError) as error:
-            raise UsageError(f"{str(self._beside)!r} does not say how {self.path.name} was made; delete both to begin anew") from error
-        if other := changed(state.made, wanted):
+            raise UsageError(
+                f"{str(self._beside)!r} does not say how {self.path.name} was made; delete both to begin anew"
+            ) from error
+        if other := differences(state.made, wanted):
             raise UsageError(f"{str(self.path)!r} was made with other settings ({other}); give another file")
         return state
 
 
 def made_with(mixture: Mixture, seed: int, reader: Reader, filters: Filters) -> dict[str, Any]:
     """What decides which rows a set has, and in which order; its number of rows does not: a set can be made longer."""
-    model = {"model": reader.backend.name, "backend": reader.backend.identity, "prompts": reader.prompts.name, "budgets": asdict(reader.budgets)}
+    model = {
+        "model": reader.backend.name,
+        "backend": reader.backend.identity,
+        "prompts": reader.prompts.name,
+        "budgets": asdict(reader.budgets),
+    }
     return {"mixture": asdict(mixture), "seed": seed, "filters": asdict(filters), **model}
 
 
@@ -179,7 +193,9 @@ def build(
     filters, backend, barren = filters or Filters(), reader.backend, 0
     with into.writing():
         positions = _fresh(mixture, into.state.position, seed, data)
-        while into.state.rows < rows and (batch := list(itertools.islice(positions, max(backend.batch_size, backend.concurrency)))):
+        while into.state.rows < rows and (
+            batch := list(itertools.islice(positions, max(backend.batch_size, backend.concurrency)))
+        ):
             drawn = [mixture.draw(position, seed=seed, share=1, data=data, count=backend.count) for position in batch]
             for position, question, reason in zip(batch, drawn, _reasons(reader, filters, drawn), strict=True):
                 into.add(position, question, reason)
@@ -187,7 +203,9 @@ def build(
                     told(question, reason, into.state)
                 barren = 0 if reason is None else barren + 1
                 if barren == PATIENCE:
-                    raise UsageError(f"of the last {PATIENCE} questions none was kept ({_counts(into.state)}); change the mixture or the filters")
+                    raise UsageError(
+                        f"of the last {PATIENCE} questions none was kept ({_counts(into.state)}); change the mixture or the filters"
+                    )
                 if into.state.rows == rows:
                     break
     return into.state
@@ -219,7 +237,9 @@ def _known(reader: Reader, tries: int, drawn: Sequence[Drawn]) -> set[int]:
     known: set[int] = set()
     for _ in range(tries):
         asked = [n for n in range(len(drawn)) if n not in known]
-        for n, reply in zip(asked, _replies(reader, [_prompt(reader, drawn[n].sample.question) for n in asked]), strict=True):
+        for n, reply in zip(
+            asked, _replies(reader, [_prompt(reader, drawn[n].sample.question) for n in asked]), strict=True
+        ):
             if drawn[n].task.score(reader.prompts.parse_answer(reply.text), drawn[n].sample) >= 1:
                 known.add(n)
     return known
@@ -227,7 +247,12 @@ def _known(reader: Reader, tries: int, drawn: Sequence[Drawn]) -> set[int]:
 
 def _prompt(reader: Reader, question: str) -> Prompt:
     content = _ASKED.replace("{question}", harmless(question, ("question",)))
-    return Prompt(index=0, phase="answer", messages=(Message(role="user", content=content),), max_tokens=reader.budgets.output("answer"))
+    return Prompt(
+        index=0,
+        phase="answer",
+        messages=(Message(role="user", content=content),),
+        max_tokens=reader.budgets.output("answer"),
+    )
 
 
 def _replies(reader: Reader, prompts: Sequence[Prompt]) -> list[Reply]:
@@ -254,14 +279,18 @@ def _replies(reader: Reader, prompts: Sequence[Prompt]) -> list[Reply]:
 def _means(reader: Reader, tries: int, drawn: Sequence[Drawn]) -> Iterator[float]:
     """The mean score of so many readings of each question; a document is chunked once for all of its readings."""
     documents = [(question, question.sample.document()) for question in drawn]
-    readings = iter(reader.read_many((question.sample.question, document) for question, document in documents for _ in range(tries)))
+    readings = iter(
+        reader.read_many((question.sample.question, document) for question, document in documents for _ in range(tries))
+    )
     for question in drawn:
         yield sum(_score(question, reading) for reading in itertools.islice(readings, tries)) / tries
 
 
 def _score(question: Drawn, reading: Reading) -> float:
     """That of the answer. A reading without one is wrong, but a model that said nothing at all, or may be there again soon, is no measure."""
-    if reading.error and not (isinstance(reading.error, BackendError) and reading.steps and not reading.error.retryable):
+    if reading.error and not (
+        isinstance(reading.error, BackendError) and reading.steps and not reading.error.retryable
+    ):
         raise reading.error
     return question.task.score(reading.answer or "", question.sample)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from memagent_integrations import policies
-from memagent_integrations.errors import MissingExtra, UsageError, why
+from memagent_integrations.errors import MissingExtra, UsageError
+from memagent_integrations.files import reason
 from memagent_integrations.policies import Policy
 from memagent_integrations.training import gguf_adapter
 from memagent_integrations.training.gguf_adapter import ADAPTER
@@ -64,7 +65,7 @@ def save(model: Any, tokenizer: Any, directory: str | Path, *, policy: Policy, f
             _write(model, tokenizer, folder, policy, figures)
             folder.rename(target)
     except (OSError, ValueError, SafetensorError) as error:  # a path with a NUL in it is a ValueError
-        raise UsageError(f"cannot write the policy to {str(target)!r}: {why(error)}") from error
+        raise UsageError(f"cannot write the policy to {str(target)!r}: {reason(error)}") from error
     return policies.load(target)
 
 
@@ -80,7 +81,7 @@ def check(target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryDirectory(dir=target.parent).cleanup()
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot write the policy to {str(target)!r}: {why(error)}") from error
+        raise UsageError(f"cannot write the policy to {str(target)!r}: {reason(error)}") from error
 
 
 def save_adapter(model: PeftModel, folder: Path) -> None:
@@ -114,7 +115,9 @@ def _save_adapter(model: PeftModel, folder: Path, base: str) -> str:
     config = json.loads(path.read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base.partition(":")[2] or base  # PEFT has the folder in which a GGUF file was
     path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
-    served = f"`--enable-lora --lora-modules {folder.name}={folder.name}/adapter --max-lora-rank {served_rank(config['r'])}`"
+    served = (
+        f"`--enable-lora --lora-modules {folder.name}={folder.name}/adapter --max-lora-rank {served_rank(config['r'])}`"
+    )
     try:
         gguf_adapter.write(model, folder / "adapter.gguf")
         llamacpp = "- `adapter.gguf`: the same for llama.cpp, whose server loads it with `--lora adapter.gguf`."
@@ -144,7 +147,14 @@ def _card(name: str, trained: Policy, policy: Policy, figures: Figures, adapter:
         f"A memory agent: it reads documents of any length in chunks of {budgets.chunk_tokens:,} tokens, and keeps a memory of at most "
         f"{budgets.memory_tokens:,} tokens that it writes anew after each of them. Trained from `{trained.model}` with memagent-integrations."
     )
-    parts = (_front(trained.model, policy), f"# {name}", what, _training(figures), _scores(figures), _use(name, policy, adapter))
+    parts = (
+        _front(trained.model, policy),
+        f"# {name}",
+        what,
+        _training(figures),
+        _scores(figures),
+        _use(name, policy, adapter),
+    )
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -152,13 +162,22 @@ def _front(model: str, policy: Policy) -> str:
     """What the Hugging Face hub reads of a card."""
     base = model.partition(":")[2]
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists()
-    lines = [*([f"base_model: {base}"] if on_hub else []), f"library_name: {'peft' if policy.adapter else 'transformers'}"]
+    lines = [
+        *([f"base_model: {base}"] if on_hub else []),
+        f"library_name: {'peft' if policy.adapter else 'transformers'}",
+    ]
     return "\n".join(["---", *lines, "pipeline_tag: text-generation", "tags: [memagent]", "---"])
 
 
 def _training(figures: Figures) -> str:
     rewards = figures.rewards
-    told = [f"- mean reward: {rewards[0]:.3f} in the first step, {rewards[-1]:.3f} in the last, {max(rewards):.3f} at best"] if rewards else []
+    told = (
+        [
+            f"- mean reward: {rewards[0]:.3f} in the first step, {rewards[-1]:.3f} in the last, {max(rewards):.3f} at best"
+        ]
+        if rewards
+        else []
+    )
     settings = [f"- {name}: {value}" for name, value in figures.settings.items()]
     steps = [f"- steps: {figures.steps:,}"] if figures.steps else []
     return "\n".join(["## Training\n", f"- data: {figures.data}", *steps, *told, *settings])
@@ -170,6 +189,8 @@ def _scores(figures: Figures) -> str:
 
 
 def _use(name: str, policy: Policy, adapter: str) -> str:
-    call = f'from memagent_integrations import Reader\n\nanswer = Reader("policy:{name}").read(question, document).answer'
+    call = (
+        f'from memagent_integrations import Reader\n\nanswer = Reader("policy:{name}").read(question, document).answer'
+    )
     files = adapter or "- `model/`: the weights and the tokenizer, as transformers and vLLM load them."
     return f"## Use\n\n```python\n{call}\n```\n\n- `memagent.json`: the model's name, the prompts and the budgets.\n{files}"

@@ -41,7 +41,9 @@ class MicroBatch:
     entropies: Tensor
 
 
-def forwards(model: Any, rows: Sequence[Sampled], shared: Sequence[Bundle], *, temperature: float, tokens: int) -> Iterator[MicroBatch]:
+def forwards(
+    model: Any, rows: Sequence[Sampled], shared: Sequence[Bundle], *, temperature: float, tokens: int
+) -> Iterator[MicroBatch]:
     """The log-probabilities of what the rows wrote, in parts of at most `tokens` tokens (padding counts; a part has one row at least).
 
     With gradients, `backward` has to be called on what is made of a part before the next one is taken.
@@ -54,7 +56,9 @@ def forwards(model: Any, rows: Sequence[Sampled], shared: Sequence[Bundle], *, t
             past.backward()
 
 
-def scores(model: Any, rows: Sequence[Sampled], shared: Sequence[Bundle], *, temperature: float, tokens: int) -> list[Tensor]:
+def scores(
+    model: Any, rows: Sequence[Sampled], shared: Sequence[Bundle], *, temperature: float, tokens: int
+) -> list[Tensor]:
     """The log-probabilities of what each row wrote, each (tokens of the row,), without gradients."""
     found: dict[int, Tensor] = {}
     with torch.no_grad():
@@ -71,7 +75,10 @@ def cannot_share(model: Any) -> str | None:
     one, other = torch.randint(size, (2, 24), generator=torch.Generator().manual_seed(0)).tolist()
     rows = [_row(one, 20), _row(one[:16] + other[16:], 18)]
     try:
-        ways = [scores(model, rows, [Bundle(shared=shared, rows=(0, 1))], temperature=1.0, tokens=1024) for shared in (16, 0)]
+        ways = [
+            scores(model, rows, [Bundle(shared=shared, rows=(0, 1))], temperature=1.0, tokens=1024)
+            for shared in (16, 0)
+        ]
         for part in forwards(model, rows, [Bundle(shared=16, rows=(0, 1))], temperature=1.0, tokens=1024):
             if part.logprobs.requires_grad:
                 torch.autograd.backward(part.logprobs.sum())
@@ -85,7 +92,9 @@ def cannot_share(model: Any) -> str | None:
 
 
 def _row(ids: Sequence[int], prompt: int) -> Sampled:
-    return Sampled(text="", prompt_ids=array("i", ids[:prompt]), output_ids=array("i", ids[prompt:]), logprobs=array("f"))
+    return Sampled(
+        text="", prompt_ids=array("i", ids[:prompt]), output_ids=array("i", ids[prompt:]), logprobs=array("f")
+    )
 
 
 class Past:
@@ -93,7 +102,12 @@ class Past:
 
     def __init__(self, model: Any, ids: Ids) -> None:
         cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
-        model(input_ids=torch.tensor([ids.tolist()], device=model.device), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(
+            input_ids=torch.tensor([ids.tolist()], device=model.device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         if any(layer.is_sliding for layer in cache.layers):
             raise ValueError("its layers see a part of the text")
         self._made = [state for layer in cache.layers for state in (layer.keys, layer.values)]
@@ -106,14 +120,20 @@ class Past:
 
     def backward(self) -> None:
         """Send what the rows left on the keys and values back through the beginning."""
-        met = [(made, read.grad) for made, read in zip(self._made, self._read, strict=True) if made.requires_grad and read.grad is not None]
+        met = [
+            (made, read.grad)
+            for made, read in zip(self._made, self._read, strict=True)
+            if made.requires_grad and read.grad is not None
+        ]
         if met:
             torch.autograd.backward([made for made, _ in met], [gradient for _, gradient in met])
 
 
 def _parts(rows: Sequence[Sampled], bundle: Bundle, tokens: int) -> Iterator[tuple[int, ...]]:
     """The rows of a bundle, the longest first, so many at a time that the tokens suffice, with those that they share."""
-    lengths = {number: len(rows[number].prompt_ids) - bundle.shared + len(rows[number].output_ids) for number in bundle.rows}
+    lengths = {
+        number: len(rows[number].prompt_ids) - bundle.shared + len(rows[number].output_ids) for number in bundle.rows
+    }
     order = sorted(bundle.rows, key=lambda number: -lengths[number])
     while order:
         fitting = max((tokens - bundle.shared) // lengths[order[0]], 1)
@@ -121,12 +141,18 @@ def _parts(rows: Sequence[Sampled], bundle: Bundle, tokens: int) -> Iterator[tup
         del order[:fitting]
 
 
-def _part(model: Any, rows: Sequence[Sampled], numbers: tuple[int, ...], shared: int, past: Past | None, temperature: float) -> MicroBatch:
+def _part(
+    model: Any, rows: Sequence[Sampled], numbers: tuple[int, ...], shared: int, past: Past | None, temperature: float
+) -> MicroBatch:
     taken = [rows[number] for number in numbers]
     texts = [(row.prompt_ids[shared:] + row.output_ids).tolist() for row in taken]
-    begins = [len(row.prompt_ids) - shared - 1 for row in taken]  # from here on the tokens that come next are those that a row wrote
+    begins = [
+        len(row.prompt_ids) - shared - 1 for row in taken
+    ]  # from here on the tokens that come next are those that a row wrote
     width, first = max(map(len, texts)), min(begins)
-    inputs = torch.tensor([text + [0] * (width - len(text)) for text in texts], device=model.device)  # what follows a row changes nothing in it
+    inputs = torch.tensor(
+        [text + [0] * (width - len(text)) for text in texts], device=model.device
+    )  # what follows a row changes nothing in it
     places = torch.arange(first, width - 1, device=model.device)
     cache = past.cache(len(taken)) if past else None
     logits = model(input_ids=inputs, past_key_values=cache, use_cache=past is not None, logits_to_keep=places).logits
@@ -135,7 +161,12 @@ def _part(model: Any, rows: Sequence[Sampled], numbers: tuple[int, ...], shared:
     begin, end = (torch.tensor(of, device=model.device)[:, None] for of in (begins, [len(text) - 1 for text in texts]))
     wrote = (places >= begin) & (places < end)
     logprobs, entropies = _chosen(logits, inputs[:, first + 1 :], temperature)
-    return MicroBatch(rows=numbers, lengths=tuple(len(row.output_ids) for row in taken), logprobs=logprobs[wrote], entropies=entropies[wrote])
+    return MicroBatch(
+        rows=numbers,
+        lengths=tuple(len(row.output_ids) for row in taken),
+        logprobs=logprobs[wrote],
+        entropies=entropies[wrote],
+    )
 
 
 def _chosen(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -156,4 +187,6 @@ def _chosen(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor,
     size = max(_AT_ONCE // (logits.shape[0] * logits.shape[2]), 1)
     slices = zip(torch.split(logits, size, dim=1), torch.split(tokens, size, dim=1), strict=True)
     found = [checkpoint(slice_of, *one, use_reentrant=False, preserve_rng_state=False) for one in slices]
-    return torch.cat([logprobs for logprobs, _ in found], dim=1), torch.cat([entropies for _, entropies in found], dim=1)
+    return torch.cat([logprobs for logprobs, _ in found], dim=1), torch.cat(
+        [entropies for _, entropies in found], dim=1
+    )

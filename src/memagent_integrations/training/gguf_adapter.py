@@ -23,7 +23,12 @@ except ImportError as error:
 
 ADAPTER = "default"
 """The name that PEFT gives to a model's only adapter."""
-_ARCHITECTURES = {"llama": MODEL_ARCH.LLAMA, "mistral": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3}
+_ARCHITECTURES = {
+    "llama": MODEL_ARCH.LLAMA,
+    "mistral": MODEL_ARCH.LLAMA,
+    "qwen2": MODEL_ARCH.QWEN2,
+    "qwen3": MODEL_ARCH.QWEN3,
+}
 _PAIRED = {MODEL_ARCH.LLAMA}
 """Architectures whose rotary embedding turns neighbours in llama.cpp, and in transformers the two halves of a head."""
 _BEYOND_LORA = ("modules_to_save", "trainable_token_indices", "target_parameters", "lora_bias")
@@ -41,7 +46,9 @@ def write(model: PeftModel, file: Path) -> None:
     base: Any = model.get_base_model()
     if base.config.model_type not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
-        raise UsageError(f"the architecture {base.config.model_type} is none of those that can be written for llama.cpp: {known}")
+        raise UsageError(
+            f"the architecture {base.config.model_type} is none of those that can be written for llama.cpp: {known}"
+        )
     _check_plain(lora)
     architecture, alpha = _ARCHITECTURES[base.config.model_type], float(lora.lora_alpha or 1)
     tensors = list(_tensors(base, architecture, alpha))
@@ -61,12 +68,19 @@ def _tensors(base: Any, architecture: MODEL_ARCH, alpha: float) -> Iterator[tupl
     """Both matrices of each layer. What PEFT scales a layer by goes into the second one, as far as it is not alpha / rank."""
     config = base.config
     names = get_tensor_name_map(architecture, config.num_hidden_layers)
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads} if architecture in _PAIRED else {}
+    heads = (
+        {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads} if architecture in _PAIRED else {}
+    )
     for layer, module in base.named_modules():
         if not isinstance(module, LoraLayer):
             continue
         name = names.get_name(layer)
-        if name is None or ADAPTER not in module.lora_A or module.lora_variant or (layer == "lm_head" and config.tie_word_embeddings):
+        if (
+            name is None
+            or ADAPTER not in module.lora_A
+            or module.lora_variant
+            or (layer == "lm_head" and config.tie_word_embeddings)
+        ):
             raise UsageError(f"llama.cpp cannot hold what was trained of {layer}")
         first, second = _matrix(module.lora_A[ADAPTER]), _matrix(module.lora_B[ADAPTER])
         second = second * float32(module.scaling[ADAPTER] * len(first) / alpha)

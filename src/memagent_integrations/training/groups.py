@@ -15,7 +15,9 @@ from memagent_integrations.training.settings import Settings
 def compared(rollouts: Sequence[Rollout], settings: Settings, sums: Sums) -> tuple[list[Rollout], list[float]]:
     """The rollouts that are learned from, and the advantage of each; with dynamic sampling those of groups that teach nothing are left out."""
     scored = torch.tensor([rollout.reward for rollout in rollouts])
-    rewards = torch.tensor([rollout.reward + (too_long(rollout, settings.overlong) if settings.overlong else 0.0) for rollout in rollouts])
+    rewards = torch.tensor(
+        [rollout.reward + (too_long(rollout, settings.overlong) if settings.overlong else 0.0) for rollout in rollouts]
+    )
     groups = torch.tensor([rollout.group for rollout in rollouts])
     differ = informative(rewards, groups)
     worth = advantages(rewards, groups, scale=settings.scale)
@@ -32,7 +34,10 @@ def describe(rollouts: Sequence[Rollout], sums: Sums) -> None:
     """What the policy does: how much it writes, and how often a memory is kept or cut."""
     for rollout in rollouts:
         for step in rollout.reading.steps:
-            sums.add("answer_tokens" if step.phase == "answer" else "memory_tokens", [float(step.reply.usage.completion_tokens or 0)])
+            sums.add(
+                "answer_tokens" if step.phase == "answer" else "memory_tokens",
+                [float(step.reply.usage.completion_tokens or 0)],
+            )
             if step.phase == "memory":
                 sums.add("kept", [float(step.outcome == "kept")])
                 sums.add("cut", [float(step.cut)])

@@ -36,7 +36,16 @@ class Rows:
     reference: Sequence[Tensor] | None = None
 
 
-def backward(model: Any, rows: Rows, shared: Sequence[Bundle], settings: Settings, *, tokens: float, sums: Sums, moved: bool = False) -> None:
+def backward(
+    model: Any,
+    rows: Rows,
+    shared: Sequence[Bundle],
+    settings: Settings,
+    *,
+    tokens: float,
+    sums: Sums,
+    moved: bool = False,
+) -> None:
     """Add the gradients of some of the rows to those of the model; `tokens` is what the loss is divided by.
 
     `moved`: the policy has been updated since it wrote the rows, so that its probabilities are others for that reason too.
@@ -49,7 +58,13 @@ def _loss(part: MicroBatch, rows: Rows, settings: Settings, sums: Sums, moved: b
     """The loss of a part, summed over its tokens."""
     new = part.logprobs
     sampled = _flat([torch.tensor(rows.conversations[number].logprobs) for number in part.rows], new)
-    old = _flat([rows.old[number] for number in part.rows], new) if rows.old is not None else new.detach() if settings.rescore else sampled
+    old = (
+        _flat([rows.old[number] for number in part.rows], new)
+        if rows.old is not None
+        else new.detach()
+        if settings.rescore
+        else sampled
+    )
     if rows.old is not None or not moved:
         sums.add("gap", ((new if rows.old is None else old) - sampled).abs())
     each = torch.tensor([rows.advantages[number] for number in part.rows], dtype=new.dtype, device=new.device)

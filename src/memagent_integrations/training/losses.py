@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memagent_integrations.settings import check_number
+from memagent_integrations.checks import check_number
 
 _FAR = 20.0  # differences of log-probabilities beyond this are taken as this: exp() of more means nothing
 
@@ -52,7 +52,14 @@ def policy_loss(new: Tensor, old: Tensor, advantage: Tensor, clip: Clip) -> tupl
 
 
 def token_loss(
-    new: Tensor, old: Tensor, advantage: Tensor, clip: Clip, *, weight: Tensor | float = 1.0, reference: Tensor | None = None, beta: float = 0.0
+    new: Tensor,
+    old: Tensor,
+    advantage: Tensor,
+    clip: Clip,
+    *,
+    weight: Tensor | float = 1.0,
+    reference: Tensor | None = None,
+    beta: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """What each token adds to the sum that is minimised: `weight` times its clipped loss, and `beta` times its divergence from the reference.
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memagent_integrations.errors import UsageError, why
+from memagent_integrations.errors import UsageError
+from memagent_integrations.files import reason
 
 
 class Sums:
@@ -37,7 +38,9 @@ def totals(accelerator: Any, values: Sequence[float]) -> list[float]:
     """Each of the values, added up over all processes."""
     if accelerator.num_processes == 1:
         return list(values)
-    added: list[float] = accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=accelerator.device), reduction="sum").tolist()
+    added: list[float] = accelerator.reduce(
+        torch.tensor(values, dtype=torch.float64, device=accelerator.device), reduction="sum"
+    ).tolist()
     return added
 
 
@@ -51,7 +54,7 @@ def write(path: Path, metrics: Mapping[str, Any]) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
     except OSError as error:
-        raise UsageError(f"cannot write {str(path)!r}: {why(error)}") from error
+        raise UsageError(f"cannot write {str(path)!r}: {reason(error)}") from error
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -67,7 +70,9 @@ def read(path: Path) -> list[dict[str, Any]]:
         try:
             lines.append({"step": int((found := json.loads(line))["step"])} | found)
         except (ValueError, TypeError, KeyError) as error:
-            raise UsageError(f"{path}, line {number} is no line of metrics ({type(error).__name__}: {error})") from error
+            raise UsageError(
+                f"{path}, line {number} is no line of metrics ({type(error).__name__}: {error})"
+            ) from error
     return lines
 
 

@@ -12,12 +12,12 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from memagent_integrations.checks import check_int, check_number
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.samples import Sample, Task
 from memagent_integrations.evaluation.tasks.files import PREFIX
-from memagent_integrations.settings import check_int, check_number
 from memagent_integrations.tokens import Counter
 from memagent_integrations.training import tables
 
@@ -147,7 +147,9 @@ class Mixture:
     def used_up(self, position: int, *, seed: int, data: Data) -> bool:
         """Whether every question of every task stands before this position."""
         _, before = self._dealt(position, seed)
-        return all(task.size is not None and drawn >= task.size for task, drawn in zip(self.tasks(data), before, strict=True))
+        return all(
+            task.size is not None and drawn >= task.size for task, drawn in zip(self.tasks(data), before, strict=True)
+        )
 
     def _dealt(self, position: int, seed: int) -> tuple[int, tuple[int, ...]]:
         """Which task stands at a position, and how often each was drawn before it."""
@@ -163,7 +165,9 @@ class Mixture:
         total = sum(part.weight for part in self.parts)
         exact = [part.weight / total * _HANDS for part in self.parts]
         hands = [max(int(share), 1) for share in exact]
-        for which in sorted(range(len(hands)), key=lambda which: hands[which] - exact[which])[: max(_HANDS - sum(hands), 0)]:
+        for which in sorted(range(len(hands)), key=lambda which: hands[which] - exact[which])[
+            : max(_HANDS - sum(hands), 0)
+        ]:
             hands[which] += 1
         return tuple(number // gcd(*hands) for number in hands)
 
@@ -171,7 +175,11 @@ class Mixture:
         check_number(most=1, share=share)
         if not part.lengths:
             return 0
-        known = min(1 + int(share * len(part.lengths)), len(part.lengths)) if self.curriculum == "growing" else len(part.lengths)
+        known = (
+            min(1 + int(share * len(part.lengths)), len(part.lengths))
+            if self.curriculum == "growing"
+            else len(part.lengths)
+        )
         return random.Random(f"{key}/length").choice(part.lengths[:known])
 
 

@@ -11,7 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from memagent_integrations.errors import UsageError, why
+from memagent_integrations.errors import UsageError
+from memagent_integrations.files import reason
 
 _PANELS = (  # title, figures in it, lowest and highest value
     ("reward", ("reward", "validation"), (0.0, 1.0)),
@@ -49,7 +50,7 @@ def curves(lines: Sequence[dict[str, Any]], path: str | Path) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot write {str(path)!r}: {why(error)}") from error
+        raise UsageError(f"cannot write {str(path)!r}: {reason(error)}") from error
 
 
 def _curve(axes: Axes, points: Sequence[tuple[int, float]], name: str, colour: str) -> None:
@@ -58,7 +59,14 @@ def _curve(axes: Axes, points: Sequence[tuple[int, float]], name: str, colour: s
         return
     steps, values = zip(*points, strict=True)
     many = len(points) > 2 * _SMOOTH
-    axes.plot(steps, values, color=colour, alpha=0.3 if many else 1.0, marker=None if many else ".", label=None if many else name)
+    axes.plot(
+        steps,
+        values,
+        color=colour,
+        alpha=0.3 if many else 1.0,
+        marker=None if many else ".",
+        label=None if many else name,
+    )
     if many:
         means = [sum(values[max(end - _SMOOTH, 0) : end]) / min(end, _SMOOTH) for end in range(1, len(values) + 1)]
         axes.plot(steps, means, color=colour, label=name)

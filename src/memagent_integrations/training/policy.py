@@ -27,7 +27,9 @@ def take(policy: Sampler, folder: Path) -> None:
     """
     here = folder.resolve()
     if policy.trained_in not in (None, here):
-        raise UsageError(f"this policy is being trained in {str(policy.trained_in)!r} already; load it anew for another training")
+        raise UsageError(
+            f"this policy is being trained in {str(policy.trained_in)!r} already; load it anew for another training"
+        )
     policy.trained_in, policy.loaded = here, policy.loaded or _digest(policy.model)
 
 
@@ -45,15 +47,22 @@ def start(policy: Sampler, settings: Settings) -> None:
         if not named(model):
             raise UsageError("the policy's adapter is no LoRA adapter: another kind cannot be trained")
         if lora and (lora.rank, lora.alpha) != (own := _shape(model)):
-            raise UsageError(f"the policy has an adapter of rank {own[0]} and alpha {own[1]}, the settings say {lora.rank} and {lora.alpha}")
+            raise UsageError(
+                f"the policy has an adapter of rank {own[0]} and alpha {own[1]}, the settings say {lora.rank} and {lora.alpha}"
+            )
     elif lora is None:
         if model.dtype not in (torch.float32, torch.float64):  # an update is smaller than the step between two numbers
-            raise UsageError(f"all weights learn, and {model.dtype} is too coarse for that: load the model with dtype='float32', or train an adapter")
+            raise UsageError(
+                f"all weights learn, and {model.dtype} is too coarse for that: load the model with dtype='float32', or train an adapter"
+            )
         model.requires_grad_(True)
     else:
         targets = lora.targets
         config = LoraConfig(
-            task_type="CAUSAL_LM", r=lora.rank, lora_alpha=lora.alpha, target_modules=targets if isinstance(targets, str) else list(targets)
+            task_type="CAUSAL_LM",
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            target_modules=targets if isinstance(targets, str) else list(targets),
         )
         try:
             with adapting():
@@ -61,7 +70,9 @@ def start(policy: Sampler, settings: Settings) -> None:
         except ValueError as error:
             raise UsageError(f"no adapter can be added to the layers {targets!r}: {error}") from error
     if settings.gradient_checkpointing:
-        enable = getattr(policy.model, "activation_checkpointing_enable", None) or policy.model.gradient_checkpointing_enable  # its older name
+        enable = (
+            getattr(policy.model, "activation_checkpointing_enable", None) or policy.model.gradient_checkpointing_enable
+        )  # its older name
         enable({"use_reentrant": False})
         policy.model.enable_input_require_grads()
     policy.model.eval()  # no dropout: what is learned from is what was sampled

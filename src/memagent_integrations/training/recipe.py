@@ -14,24 +14,26 @@ from accelerate import Accelerator, InitProcessGroupKwargs, PartialState
 from accelerate.tracking import get_available_trackers
 from pydantic import ConfigDict, TypeAdapter
 
-from memagent_integrations import models, policies
-from memagent_integrations.errors import UsageError, why
+from memagent_integrations import policies
+from memagent_integrations.backends import embedded
+from memagent_integrations.checks import check_int, check_number, drop_none
+from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.tasks.files import PREFIX
+from memagent_integrations.files import reason
 from memagent_integrations.policies import Policy
 from memagent_integrations.prompts import AnswerFormat, PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout
-from memagent_integrations.settings import check_int, check_number, given
 from memagent_integrations.training import checkpoints, export, metrics, tables
+from memagent_integrations.training.demonstrations import examples
 from memagent_integrations.training.mixture import Drawn, Mixture, check_lengths
 from memagent_integrations.training.policy import start
 from memagent_integrations.training.rollouts import answer_reward, load_reward
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.served import ServedSampler
 from memagent_integrations.training.settings import Settings
-from memagent_integrations.training.traces import examples
 from memagent_integrations.training.trainer import Trainer
 from memagent_integrations.training.warmstart import warm_start
 
@@ -129,7 +131,7 @@ class Recipe:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        check_int(**given(rollout_tokens=self.rollout_tokens))
+        check_int(**drop_none(rollout_tokens=self.rollout_tokens))
         names = [one.name for one in self.validation]
         if twice := [name for name in names if names.count(name) > 1]:
             raise UsageError(f"the validation {twice[0]} stands there twice: give it all lengths at once")
@@ -154,12 +156,14 @@ class Recipe:
         Raises:
             UsageError: the model is none that transformers loads.
         """
-        if self.model in models.EMBEDDED:
-            name = str(models.pull(self.model))
+        if self.model in embedded.EMBEDDED:
+            name = str(embedded.pull(self.model))
         elif self.model.startswith(_TRANSFORMERS):
             name = self.model.removeprefix(_TRANSFORMERS)
         else:
-            raise UsageError(f"a model that is trained is transformers:NAME or one of {', '.join(models.EMBEDDED)}, not {self.model!r}")
+            raise UsageError(
+                f"a model that is trained is transformers:NAME or one of {', '.join(embedded.EMBEDDED)}, not {self.model!r}"
+            )
         options: dict[str, Any] = {
             "adapter": self.adapter,
             "temperature": self.training.temperature,
@@ -177,7 +181,10 @@ class Recipe:
             UsageError: the recipe does not fit its data or its model, or the folder holds another training.
         """
         given, accelerator = accelerator, accelerator or self._accelerator(folder)
-        mixture, reward = Mixture.load(self.mixture), load_reward(self.reward) if self.reward is not None else answer_reward
+        mixture, reward = (
+            Mixture.load(self.mixture),
+            load_reward(self.reward) if self.reward is not None else answer_reward,
+        )
         mixture.tasks(data)  # what is wrong with them is told before a model is loaded
         held = [(tasks.load(one.name, data), one) for one in self.validation]
         trained = {part.name for part in mixture.parts}
@@ -190,7 +197,10 @@ class Recipe:
         reader = self.reader()
         count, seed = reader.count, self.training.seed
         validation = {
-            f"{one.name}@{length}": [Drawn(task=task, length=length, sample=task.make(length, seed, number, count)) for number in range(one.samples)]
+            f"{one.name}@{length}": [
+                Drawn(task=task, length=length, sample=task.make(length, seed, number, count))
+                for number in range(one.samples)
+            ]
             for task, one in held
             for length in one.lengths or (0,)
         }
@@ -200,10 +210,26 @@ class Recipe:
 
         names = {*trained, *(one.name for one in self.validation)}
         files = {name: _digest(name.removeprefix(PREFIX)) for name in names if name.startswith(PREFIX)}
-        origin = {"files": files, "mixture": asdict(mixture), "reward": self.reward, "validation": [asdict(one) for one in self.validation]}
-        trainer = Trainer(reader, draw, self.training, folder, validation=validation, reward=reward, accelerator=accelerator, origin=origin)
+        origin = {
+            "files": files,
+            "mixture": asdict(mixture),
+            "reward": self.reward,
+            "validation": [asdict(one) for one in self.validation],
+        }
+        trainer = Trainer(
+            reader,
+            draw,
+            self.training,
+            folder,
+            validation=validation,
+            reward=reward,
+            accelerator=accelerator,
+            origin=origin,
+        )
         if not given:
-            accelerator.init_trackers("memagent", config={name: str(value) for name, value in asdict(self.training).items()})
+            accelerator.init_trackers(
+                "memagent", config={name: str(value) for name, value in asdict(self.training).items()}
+            )
         return trainer
 
     def _accelerator(self, folder: str | Path) -> Accelerator:
@@ -211,7 +237,9 @@ class Recipe:
         if missing := set(self.trackers) - set(map(str, get_available_trackers())):
             raise UsageError(f"no tracker {min(missing)!r} that accelerate knows is installed; pip install it")
         waiting = InitProcessGroupKwargs(timeout=timedelta(hours=6))
-        return Accelerator(cpu=self.cpu, log_with=list(self.trackers) or None, project_dir=str(folder), kwargs_handlers=[waiting])
+        return Accelerator(
+            cpu=self.cpu, log_with=list(self.trackers) or None, project_dir=str(folder), kwargs_handlers=[waiting]
+        )
 
     def warm_up(self, reader: Reader, data: Data) -> Iterator[float]:
         """Show constructed readings to a reader's policy, which is made ready as `training` says; yields the loss of each step (`warm_start`).
@@ -231,9 +259,13 @@ class Recipe:
             for number in range(told.readings):
                 share = number / told.readings
                 drawn = mixture.draw(number, seed=self.training.seed + 1, share=share, data=data, count=reader.count)
-                yield from ((example.messages, example.target) for example in examples(drawn.task, drawn.sample, reader))
+                yield from (
+                    (example.messages, example.target) for example in examples(drawn.task, drawn.sample, reader)
+                )
 
-        yield from warm_start(policy, replies(), batch=told.batch, learning_rate=told.learning_rate, tokens=self.training.tokens)
+        yield from warm_start(
+            policy, replies(), batch=told.batch, learning_rate=told.learning_rate, tokens=self.training.tokens
+        )
 
     def save(self, reader: Reader, folder: str | Path, lines: Iterable[dict[str, Any]] = ()) -> Policy:
         """The policy of a reader as a directory that every backend loads, with a card of the training's own figures.
@@ -246,11 +278,19 @@ class Recipe:
         told = list(lines)
         rewards = [line["reward"] for line in told if "reward" in line]
         evaluated = [line for line in told if "validation" in line]  # not where a call failed
-        names = sorted(name.removeprefix("validation/") for name in (evaluated[0] if evaluated else ()) if name.startswith("validation/"))
+        names = sorted(
+            name.removeprefix("validation/")
+            for name in (evaluated[0] if evaluated else ())
+            if name.startswith("validation/")
+        )
         best = max(evaluated, key=lambda line: line["validation"]) if evaluated else {}
         scores = {name: (evaluated[0][f"validation/{name}"], best[f"validation/{name}"]) for name in names}
         figures = export.Figures(
-            data=Path(self.mixture).name, steps=len(rewards), rewards=rewards, scores=scores, settings=self._told(learned=bool(told))
+            data=Path(self.mixture).name,
+            steps=len(rewards),
+            rewards=rewards,
+            scores=scores,
+            settings=self._told(learned=bool(told)),
         )
         policy = Policy(model=self.model, prompts=reader.prompts, budgets=reader.budgets)
         backend: Any = reader.backend
@@ -284,7 +324,7 @@ def _digest(file: str) -> str:
         with Path(file).open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
-        raise UsageError(f"cannot read {file!r}: {why(error)}") from error
+        raise UsageError(f"cannot read {file!r}: {reason(error)}") from error
 
 
 _RECIPE = TypeAdapter(Recipe)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from memagent_integrations.backends.chat import ChatTokenizer
+from memagent_integrations.backends.in_process import ChatTokenizer
 from memagent_integrations.backends.transformers import TransformersBackend, copied
+from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError
 from memagent_integrations.records import Message, Prompt, Reply
-from memagent_integrations.settings import check_int, given
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.forward import Past
 from memagent_integrations.training.prefixes import bundles, whole
@@ -53,13 +53,17 @@ class Sampler(TransformersBackend):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        check_int(**given(tokens=tokens))
+        check_int(**drop_none(tokens=tokens))
         if refused := {"top_p", "seed", "batch_size"} & options.keys():
-            raise UsageError(f"a Sampler takes no {' or '.join(sorted(refused))}: what it samples has to be what training computes")
+            raise UsageError(
+                f"a Sampler takes no {' or '.join(sorted(refused))}: what it samples has to be what training computes"
+            )
         super().__init__(model, temperature=temperature, batch_size=_SIDE_BY_SIDE, **options)
         self.share = True
         self._most = tokens or (131_072 if self.model.device.type == "cuda" else 32_768)
-        self._chat = ChatTokenizer(self.tokenizer, chat_template_kwargs, remember=4096)  # the rollouts of a group read the same
+        self._chat = ChatTokenizer(
+            self.tokenizer, chat_template_kwargs, remember=4096
+        )  # the rollouts of a group read the same
 
     @contextmanager
     def greedy(self) -> Iterator[None]:
@@ -83,7 +87,9 @@ class Sampler(TransformersBackend):
         end = self.tokenizer.eos_token_id
         ends = sorted(self._ends)[:1] if end is None else [end]
         output = [*self.tokenizer(reply, add_special_tokens=False, verbose=False)["input_ids"], *ends]
-        prompt = self._chat.encode(Prompt(index=0, phase="memory", messages=messages, max_tokens=len(output)), self.window)
+        prompt = self._chat.encode(
+            Prompt(index=0, phase="memory", messages=messages, max_tokens=len(output)), self.window
+        )
         return Sampled(text=reply, prompt_ids=array("i", prompt), output_ids=array("i", output), logprobs=array("f"))
 
     def _groups(self, rows: Mapping[int, Sequence[int]], limits: Mapping[int, int]) -> Iterator[tuple[list[int], int]]:
@@ -105,11 +111,16 @@ class Sampler(TransformersBackend):
         recorder = _Recorder(self.temperature or 1.0)
         try:
             past = {"past_key_values": self._past(rows[0][:shared], len(rows))} if shared else {}
-            written = self._generate(rows, limits, shared=shared, logits_processor=LogitsProcessorList([recorder]), **past)
+            written = self._generate(
+                rows, limits, shared=shared, logits_processor=LogitsProcessorList([recorder]), **past
+            )
         except BackendError as error:
             return [copied(error) for _ in rows]
         replies = zip(rows, written, recorder.logprobs(written), strict=True)
-        return [self._sampled(row, ids, logprobs, started, shared if number else 0) for number, (row, ids, logprobs) in enumerate(replies)]
+        return [
+            self._sampled(row, ids, logprobs, started, shared if number else 0)
+            for number, (row, ids, logprobs) in enumerate(replies)
+        ]
 
     def _past(self, ids: list[int], rows: int) -> Any:
         with self._lock, self._errors(rows), torch.no_grad():

@@ -20,7 +20,8 @@ from safetensors import SafetensorError
 
 from memagent_integrations.backends.base import Backend
 from memagent_integrations.backends.openai import OpenAIBackend
-from memagent_integrations.errors import BackendError, MemAgentError, UsageError, why
+from memagent_integrations.errors import BackendError, MemAgentError, UsageError
+from memagent_integrations.files import reason
 from memagent_integrations.records import Message, Prompt, Reply
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.export import save_adapter, served_rank
@@ -28,7 +29,14 @@ from memagent_integrations.training.gguf_adapter import ADAPTER
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.tables import first
 
-_ALL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_ALL = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 """No token is left out or held down, whatever the model's own settings for generation say."""
 _LOADING = 120.0  # seconds that the server may take to load an adapter
 _START = (
@@ -83,7 +91,9 @@ class ServedSampler(Sampler):
         if not isinstance(self.model, PeftModel) or any(
             weights.requires_grad for name, weights in self.model.named_parameters() if "lora_" not in name
         ):
-            raise UsageError("only an adapter can be published to a server, and here all weights learn; set lora, or leave the server out")
+            raise UsageError(
+                "only an adapter can be published to a server, and here all weights learn; set lora, or leave the server out"
+            )
         self._versions += 1
         name = f"memagent-{secrets.token_hex(4)}-{self._versions:06}"
         path = self._write(name)
@@ -107,10 +117,14 @@ class ServedSampler(Sampler):
             BackendError: the call failed.
         """
         if not self.published:
-            raise UsageError(f"{self._server.address} has no adapter of this policy yet: call publish() first, and after every update")
+            raise UsageError(
+                f"{self._server.address} has no adapter of this policy yet: call publish() first, and after every update"
+            )
         started = time.perf_counter()
         row = self._chat.encode(prompt, self.window)
-        written, cached = self._server.write(self.published, row, prompt, temperature=self.temperature, stop_token_ids=sorted(self._ends))
+        written, cached = self._server.write(
+            self.published, row, prompt, temperature=self.temperature, stop_token_ids=sorted(self._ends)
+        )
         return self._sampled(row, written.token_ids, written.logprobs.token_logprobs, started, cached)
 
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
@@ -140,7 +154,7 @@ class ServedSampler(Sampler):
             path = self._home / name
             save_adapter(self.model, path)
         except (OSError, ValueError, SafetensorError) as error:  # a path with a NUL in it is a ValueError
-            raise UsageError(f"cannot write the adapter to {str(self._folder)!r}: {why(error)}") from error
+            raise UsageError(f"cannot write the adapter to {str(self._folder)!r}: {reason(error)}") from error
         return path
 
     def _withdraw(self, path: Path | None) -> None:
@@ -196,7 +210,15 @@ class _Server(OpenAIBackend):
 
     def write(self, model: str, row: Sequence[int], prompt: Prompt, **more: Any) -> tuple[_Choice, int]:
         """What the model writes to token ids, and how many of these the server had computed before."""
-        body = {"model": model, "prompt": list(row), "max_tokens": prompt.max_tokens, "logprobs": 0, "return_token_ids": True, **_ALL, **more}
+        body = {
+            "model": model,
+            "prompt": list(row),
+            "max_tokens": prompt.max_tokens,
+            "logprobs": 0,
+            "return_token_ids": True,
+            **_ALL,
+            **more,
+        }
         with self._slot(prompt):
             told = self._ask("completions", body, seconds=self._seconds(prompt))
         try:
@@ -204,11 +226,15 @@ class _Server(OpenAIBackend):
             [choice] = completion.choices
         except ValueError as error:
             said = first(error) if isinstance(error, ValidationError) else "it has no choices"
-            raise BackendError(f"{self.address} does not answer with token ids and their probabilities, as vLLM does: {said}") from error
+            raise BackendError(
+                f"{self.address} does not answer with token ids and their probabilities, as vLLM does: {said}"
+            ) from error
         if choice.finish_reason not in ("stop", "length"):
             raise BackendError(f"{self.address} gave up the prompt ({choice.finish_reason})", retryable=True)
         if choice.prompt_token_ids != list(row) or not 0 < len(choice.token_ids) == len(choice.logprobs.token_logprobs):
-            raise BackendError(f"{self.address} answered to another prompt, or with a probability for some of the tokens alone")
+            raise BackendError(
+                f"{self.address} answered to another prompt, or with a probability for some of the tokens alone"
+            )
         return choice, completion.cached
 
     def _refused(self, error: BackendError, path: Path, rank: int) -> UsageError | None:
@@ -217,7 +243,9 @@ class _Server(OpenAIBackend):
         start = _START.format(rank=served_rank(rank))
         if "No adapter found" in said:
             advice = "they have to run on one machine, or `folder` has to be one that both see under this path"
-            return UsageError(f"{self.address} does not see {path}, where this process has written its adapter: {advice}")
+            return UsageError(
+                f"{self.address} does not see {path}, where this process has written its adapter: {advice}"
+            )
         if "max_lora_rank" in said:
             return UsageError(f"{self.address} takes no adapter of rank {rank}; start it so: {start}")
         if status == 404 or "LoRA is not enabled" in said:

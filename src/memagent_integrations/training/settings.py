@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from memagent_integrations.checks import check_int, check_number, drop_none
 from memagent_integrations.errors import UsageError
-from memagent_integrations.settings import check_int, check_number, given
 from memagent_integrations.training.losses import Clip
 
 Schedule = Literal["constant_with_warmup", "linear", "cosine"]
@@ -95,15 +95,29 @@ class Settings:
     readings_every: int = 10
 
     def __post_init__(self) -> None:
-        check_int(steps=self.steps, questions=self.questions, updates=self.updates, tokens=self.tokens, save_every=self.save_every, keep=self.keep)
+        check_int(
+            steps=self.steps,
+            questions=self.questions,
+            updates=self.updates,
+            tokens=self.tokens,
+            save_every=self.save_every,
+            keep=self.keep,
+        )
         check_int(least=2, group=self.group)
         if self.schedule not in get_args(Schedule):
             raise UsageError(f"schedule has to be one of {', '.join(get_args(Schedule))}, not {self.schedule!r}")
         check_int(least=0, warmup=self.warmup, overlong=self.overlong, seed=self.seed, refills=self.refills)
         check_int(least=0, evaluate_every=self.evaluate_every, readings_every=self.readings_every)
-        check_number(learning_rate=self.learning_rate, weight_decay=self.weight_decay, max_grad_norm=self.max_grad_norm, kl=self.kl)
+        check_number(
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+            kl=self.kl,
+        )
         check_number(least=0.01, temperature=self.temperature)
-        check_number(least=1, **given(correction=self.correction))
+        check_number(least=1, **drop_none(correction=self.correction))
         check_number(format_reward=self.format_reward)
         if self.correction and not self.rescore:
-            raise UsageError("correction compares the probabilities of training with those of sampling: it takes rescore=True")
+            raise UsageError(
+                "correction compares the probabilities of training with those of sampling: it takes rescore=True"
+            )

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from memagent_integrations.errors import UsageError, why
+from memagent_integrations.errors import UsageError
+from memagent_integrations.files import reason
 
 Record = TypeVar("Record")
 
@@ -29,10 +30,14 @@ def load(path: str | Path, adapter: TypeAdapter[Record], what: str, beside: Sequ
                 told[name] = str(Path(path).parent / told[name])
         return adapter.validate_json(json.dumps(told, default=str))  # in JSON a list may stand for a tuple
     except OSError as error:
-        raise UsageError(f"cannot read {str(path)!r}: {why(error)}") from error
+        raise UsageError(f"cannot read {str(path)!r}: {reason(error)}") from error
     except ValidationError as error:
         raise UsageError(f"{path} is no {what}: {first(error)}") from error
-    except (ValueError, UsageError, RecursionError) as error:  # not TOML, not UTF-8, a path with a NUL in it; or what the records say of their values
+    except (
+        ValueError,
+        UsageError,
+        RecursionError,
+    ) as error:  # not TOML, not UTF-8, a path with a NUL in it; or what the records say of their values
         raise UsageError(f"{path} is no {what}: {error}") from error
 
 

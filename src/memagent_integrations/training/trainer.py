@@ -45,7 +45,17 @@ _log = logging.getLogger(__name__)
 Draw = Callable[[int, float], Drawn]
 """Question number n of the training data, at a share of the run (0.0 its beginning, 1.0 its end): the same n and share, the same question."""
 
-_MEANS = ["reward", "reward_deviation", "collapsed", "failed", "steps_a_rollout", "answer_tokens", "memory_tokens", "kept", "cut"]
+_MEANS = [
+    "reward",
+    "reward_deviation",
+    "collapsed",
+    "failed",
+    "steps_a_rollout",
+    "answer_tokens",
+    "memory_tokens",
+    "kept",
+    "cut",
+]
 _MEANS += ["loss", "clipped", "kl", "entropy", "gap", "shared", "tokens"]
 
 
@@ -97,22 +107,34 @@ class Trainer:
         self.accelerator = accelerator or Accelerator(cpu=self.policy.model.device.type == "cpu")
         self.folder, self.validation, self.reward = Path(folder), dict(validation or {}), reward
         if self.policy.temperature != settings.temperature:
-            raise UsageError(f"the policy samples with the temperature {self.policy.temperature}, the settings say {settings.temperature}")
+            raise UsageError(
+                f"the policy samples with the temperature {self.policy.temperature}, the settings say {settings.temperature}"
+            )
         own, given = self.policy.model.device, self.accelerator.device
         if (own.type, own.index or 0) != (given.type, given.index or 0):
-            raise UsageError(f"the policy is on {own}, and this process trains on {given}: load it with device='{given}'")
+            raise UsageError(
+                f"the policy is on {own}, and this process trains on {given}: load it with device='{given}'"
+            )
         if empty := [name for name, questions in self.validation.items() if not questions]:
             raise UsageError(f"the validation set {empty[0]} has no questions")
         if settings.questions % self.accelerator.num_processes:
-            raise UsageError(f"questions ({settings.questions}) has to be a multiple of the processes ({self.accelerator.num_processes})")
+            raise UsageError(
+                f"questions ({settings.questions}) has to be a multiple of the processes ({self.accelerator.num_processes})"
+            )
         take(self.policy, self.folder)
         start(self.policy, settings)
-        self.optimizer = torch.optim.AdamW(list(named(self.policy.model).values()), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        self.optimizer = torch.optim.AdamW(
+            list(named(self.policy.model).values()), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
         total = settings.steps * settings.updates
-        self.scheduler = get_scheduler(settings.schedule, self.optimizer, num_warmup_steps=settings.warmup, num_training_steps=total)
+        self.scheduler = get_scheduler(
+            settings.schedule, self.optimizer, num_warmup_steps=settings.warmup, num_training_steps=total
+        )
         reason = cannot_share(self.policy.model) if settings.share else None
         if reason:
-            _log.warning("every rollout is computed whole, as this model cannot share what rollouts begin with: %s", reason)
+            _log.warning(
+                "every rollout is computed whole, as this model cannot share what rollouts begin with: %s", reason
+            )
         self.policy.share = settings.share and not reason
         fingerprint = asdict(settings) | {
             "processes": self.accelerator.num_processes,
@@ -122,7 +144,9 @@ class Trainer:
             "origin": dict(origin or {}),
         }
         stateful = {"optimizer": self.optimizer, "scheduler": self.scheduler}
-        self.checkpoints = Checkpoints(folder=self.folder, fingerprint=fingerprint, model=self.policy.model, stateful=stateful)
+        self.checkpoints = Checkpoints(
+            folder=self.folder, fingerprint=fingerprint, model=self.policy.model, stateful=stateful
+        )
         with self.accelerator.main_process_first():
             begun = self.checkpoints.start()
         self.reference = begun if settings.kl else {}
@@ -162,9 +186,13 @@ class Trainer:
     def batch(self) -> dict[str, float]:
         """One batch: read, reward, compare, learn."""
         if self._within:
-            raise UsageError("a batch of this trainer was interrupted: make a new Trainer, which goes on from the last checkpoint")
+            raise UsageError(
+                "a batch of this trainer was interrupted: make a new Trainer, which goes on from the last checkpoint"
+            )
         self._within = True
-        torch.manual_seed(random.Random(f"{self.settings.seed}/{self.place.step}/{self.accelerator.process_index}").getrandbits(63))
+        torch.manual_seed(
+            random.Random(f"{self.settings.seed}/{self.place.step}/{self.accelerator.process_index}").getrandbits(63)
+        )
         sums, began = Sums(), time.perf_counter()
         self._publish()
         batch = self.collect(sums)
@@ -177,7 +205,11 @@ class Trainer:
         line = sums.means(self.accelerator, _MEANS)
         tokens = line.pop("tokens", 0.0) * self.accelerator.num_processes
         line |= {"learning_rate": rate, "gradient_norm": sum(norms) / max(len(norms), 1), "updates": len(norms)}
-        return line | {"rollout_seconds": read - began, "learn_seconds": learned - read, "tokens_a_second": tokens / (learned - began)}
+        return line | {
+            "rollout_seconds": read - began,
+            "learn_seconds": learned - read,
+            "tokens_a_second": tokens / (learned - began),
+        }
 
     def collect(self, sums: Sums) -> Batch:
         """The rollouts of a batch, with their advantages; with dynamic sampling only those of groups that teach something.
@@ -190,7 +222,9 @@ class Trainer:
         groups = ended = 0
         for _ in range(1 + settings.refills):
             asked = [self._next() for _ in range(wanted - groups)]
-            rollouts, failed = roll_out(self.reader, asked, group=settings.group, reward=self.reward, format_reward=settings.format_reward)
+            rollouts, failed = roll_out(
+                self.reader, asked, group=settings.group, reward=self.reward, format_reward=settings.format_reward
+            )
             failures += failed
             describe(rollouts, sums)
             kept, worth = compared(rollouts, settings, sums) if rollouts else ([], [])
@@ -240,7 +274,9 @@ class Trainer:
                 own = questions[index::processes]
                 rollouts, failed = roll_out(self.reader, own, group=1, reward=answer_reward)
                 if lasting := [failure for failure in failed if failure.lasting]:
-                    raise UsageError(f"the question {lasting[0].sample} of the validation {name} cannot be read: {lasting[0].error}")
+                    raise UsageError(
+                        f"the question {lasting[0].sample} of the validation {name} cannot be read: {lasting[0].error}"
+                    )
                 sums.add(f"validation/{name}", [rollout.reward for rollout in rollouts])
                 sums.add("failed", [1.0] * len(failed) + [0.0] * len(rollouts))
         line = sums.means(self.accelerator, [f"validation/{name}" for name in self.validation])
@@ -271,7 +307,9 @@ class Trainer:
         def scored() -> list[Tensor]:
             return scores(model, rows.conversations, every, temperature=settings.temperature, tokens=settings.tokens)
 
-        old = scored() if settings.rescore and settings.updates > 1 else None  # of one update, the forward pass that learns computes them too
+        old = (
+            scored() if settings.rescore and settings.updates > 1 else None
+        )  # of one update, the forward pass that learns computes them too
         reference = None
         if settings.kl:
             with swapped(model, self.reference):
@@ -292,7 +330,9 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
         if not torch.isfinite(norm):
             what = f"the gradient of batch {self.place.step + 1} is {norm.item()}"
-            raise UsageError(f"{what}; the last checkpoint is sound: look at the rewards, or begin anew with a lower learning_rate")
+            raise UsageError(
+                f"{what}; the last checkpoint is sound: look at the rewards, or begin anew with a lower learning_rate"
+            )
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
@@ -320,7 +360,9 @@ class Trainer:
                 raise
             freed(error)
             what = f"{self.policy.name} ran out of memory as it learned"
-            raise BackendError(f"{what}; lower the training's tokens (now {self.settings.tokens:,}), or take gradient_checkpointing") from error
+            raise BackendError(
+                f"{what}; lower the training's tokens (now {self.settings.tokens:,}), or take gradient_checkpointing"
+            ) from error
 
     def _due(self, every: int) -> bool:
         return self.place.step % every == 0 or self.place.step == self.settings.steps

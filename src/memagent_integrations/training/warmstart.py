@@ -7,9 +7,9 @@ from itertools import islice
 
 import torch
 
+from memagent_integrations.checks import check_int, check_number
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Message
-from memagent_integrations.settings import check_int, check_number
 from memagent_integrations.training.forward import forwards
 from memagent_integrations.training.policy import named, recomputing
 from memagent_integrations.training.prefixes import whole
@@ -20,7 +20,13 @@ Shown = tuple[tuple[Message, ...], str]
 
 
 def warm_start(
-    policy: Sampler, shown: Iterable[Shown], *, batch: int = 32, learning_rate: float = 1e-4, tokens: int = 16_384, max_grad_norm: float = 1.0
+    policy: Sampler,
+    shown: Iterable[Shown],
+    *,
+    batch: int = 32,
+    learning_rate: float = 1e-4,
+    tokens: int = 16_384,
+    max_grad_norm: float = 1.0,
 ) -> Iterator[float]:
     """Supervised steps over `batch` replies each, until there are no more; yields the loss of each: the mean of -log p over all tokens shown.
 

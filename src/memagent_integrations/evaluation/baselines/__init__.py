@@ -6,12 +6,12 @@ import importlib
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.calls import Calls, Limits
+from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
 from memagent_integrations.evaluation.baselines.base import Baseline, Contestant, Outcome, Terms
-from memagent_integrations.fitting import DEFAULT_WINDOW
 from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader.setup import DEFAULT_WINDOW
 from memagent_integrations.records import Budgets
-from memagent_integrations.settings import check_int, given
 
 __all__ = ["NAMES", "Contestant", "Outcome", "make"]
 
@@ -25,11 +25,25 @@ _KINDS = {  # kind -> module, class, package to install
     "langchain-refine": ("langchain", "Refine", "langchain-classic"),
     "langchain-map-reduce": ("langchain", "MapReduce", "langchain-classic"),
 }
-NAMES = ("memagent", "memagent:memory-first", "memagent:section-shared", "memagent:no-change", *list(_KINDS)[1:3], "bm25:K", *list(_KINDS)[4:])
+NAMES = (
+    "memagent",
+    "memagent:memory-first",
+    "memagent:section-shared",
+    "memagent:no-change",
+    *list(_KINDS)[1:3],
+    "bm25:K",
+    *list(_KINDS)[4:],
+)
 """What `make` takes. K is a number of passages; `bm25` alone takes 5. Options of memagent are put together with a comma."""
 
 
-def make(spec: str, backend: Backend, budgets: Budgets | None = None, window: int | None = None, prompts: PromptSet | None = None) -> Contestant:
+def make(
+    spec: str,
+    backend: Backend,
+    budgets: Budgets | None = None,
+    window: int | None = None,
+    prompts: PromptSet | None = None,
+) -> Contestant:
     """The reader that a name stands for; it may answer from several threads at a time.
 
     Every reader keeps to `window` (default: the backend's own, else 8,192) and to the output tokens of an answer in `budgets`; the other budgets
@@ -39,7 +53,7 @@ def make(spec: str, backend: Backend, budgets: Budgets | None = None, window: in
         UsageError: the name or an option is unknown, or the budgets do not fit the window.
         MissingExtra: the reader's package is not installed.
     """
-    check_int(**given(window=window))
+    check_int(**drop_none(window=window))
     kind, _, options = spec.partition(":")
     if kind not in _KINDS:
         raise UsageError(f"unknown reader {spec!r}; use one of {', '.join(NAMES)}")
@@ -51,5 +65,7 @@ def make(spec: str, backend: Backend, budgets: Budgets | None = None, window: in
     except ImportError as error:
         raise MissingExtra.extra(package or str(error.name), "eval") from error
     calls = Calls(Limits())
-    window = window or calls.asked(backend, lambda: backend.window) or DEFAULT_WINDOW
-    return cls(spec, options, Terms(backend=backend, budgets=budgets or Budgets(), window=window, calls=calls, prompts=prompts))
+    window = window or calls.query(backend, lambda: backend.window) or DEFAULT_WINDOW
+    return cls(
+        spec, options, Terms(backend=backend, budgets=budgets or Budgets(), window=window, calls=calls, prompts=prompts)
+    )

@@ -10,10 +10,19 @@ from typing import Any, Protocol
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.calls import Calls
-from memagent_integrations.errors import BackendError, ContextOverflow, EmptyDocument, MemAgentError, MissingExtra, QuestionError, UsageError
+from memagent_integrations.errors import (
+    BackendError,
+    ContextOverflow,
+    EmptyDocument,
+    MemAgentError,
+    MissingExtra,
+    QuestionError,
+    UsageError,
+)
 from memagent_integrations.evaluation.samples import Sample
-from memagent_integrations.prompts import MARGIN, PromptSet, neutralise, strip_thinking
+from memagent_integrations.prompts import MARGIN, PromptSet, strip_thinking
 from memagent_integrations.records import NO_USAGE, Budgets, Message, Prompt, Reading, Reply, Usage
+from memagent_integrations.sanitize import neutralise
 
 CALLS_A_PART = 10
 """Calls for each part of a document after which a framework's reader that goes on is given up."""
@@ -129,12 +138,16 @@ class Model:
             BackendError: the model failed, or a reader that does not come to an end asked it too often.
         """
         if self.most is not None and self.meter.calls >= self.most:
-            raise BackendError(f"gave up after {self.most} calls, {CALLS_A_PART} for each part of the document: the answers do not become shorter")
+            raise BackendError(
+                f"gave up after {self.most} calls, {CALLS_A_PART} for each part of the document: the answers do not become shorter"
+            )
         sent = tuple(replace(message, content=neutralise(message.content)) for message in messages)
         written = min(limit or self.terms.output, self.terms.output)
         size = self._size(sent)
         if size + written > self.terms.window:
-            raise ContextOverflow(f"a prompt of {size} tokens and {written} of output do not fit the window of {self.terms.window}")
+            raise ContextOverflow(
+                f"a prompt of {size} tokens and {written} of output do not fit the window of {self.terms.window}"
+            )
         prompt = Prompt(index=self.meter.calls, phase="answer", messages=sent, max_tokens=written)
         return strip_thinking(self.terms.calls.complete(self.meter, prompt).text)
 

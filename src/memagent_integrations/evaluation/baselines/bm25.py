@@ -51,8 +51,12 @@ class BM25(Baseline):
         room = model.room(plain(sample.question, "")) - (self.k - 1) * model.count(_BETWEEN)
         size = min(PASSAGE_TOKENS, room // self.k)
         if size < _LEAST:
-            raise ContextOverflow(f"{self.k} passages do not fit: the window of {self.terms.window} leaves room for {max(room, 0)} tokens of text")
-        places = nearest(sample.question, Passages(sample.question, sample.document(), Chunker(model.count, size)), self.k)
+            raise ContextOverflow(
+                f"{self.k} passages do not fit: the window of {self.terms.window} leaves room for {max(room, 0)} tokens of text"
+            )
+        places = nearest(
+            sample.question, Passages(sample.question, sample.document(), Chunker(model.count, size)), self.k
+        )
         texts = excerpts(sample.document(), places)
         answer = model.ask(plain(sample.question, _BETWEEN.join(text.strip() for text in texts)))
         return Found(answer=answer, details={"passage_tokens": size, "passages": [list(place) for place in places]})

@@ -42,7 +42,11 @@ class ChatModel(BaseChatModel):
         return int(self.model.count(text))
 
     def _generate(
-        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
     ) -> ChatResult:
         said = self.model.ask([_message(message) for message in messages], kwargs.get("max_tokens"))
         for sign in stop or ():
@@ -62,7 +66,9 @@ class _Chain(Baseline):
             raise EmptyDocument
         chain = self.load(ChatModel(model=model, cache=False))
         size = min(_room(model, prompt, sample.question, answers) for prompt, answers in self.prompts(chain))
-        splitter = RecursiveCharacterTextSplitter(chunk_size=size, chunk_overlap=min(_OVERLAP, size // 2), length_function=model.count)
+        splitter = RecursiveCharacterTextSplitter(
+            chunk_size=size, chunk_overlap=min(_OVERLAP, size // 2), length_function=model.count
+        )
         parts = [Document(page_content=part) for part in splitter.split_text(text)]
         model.most = CALLS_A_PART * len(parts)
         answer = chain.invoke({"input_documents": parts, "question": sample.question})["output_text"]
@@ -98,7 +104,9 @@ class MapReduce(_Chain):
     def load(self, llm: ChatModel) -> Any:
         """The chain; its extracts together may fill the window."""
         terms = llm.model.terms
-        return _loaded(llm, self.chain_type, token_max=terms.window - terms.output - 2 * terms.backend.template_tokens - MARGIN)
+        return _loaded(
+            llm, self.chain_type, token_max=terms.window - terms.output - 2 * terms.backend.template_tokens - MARGIN
+        )
 
     def prompts(self, chain: Any) -> list[tuple[BasePromptTemplate[Any], int]]:
         """The prompt of an extract."""
@@ -107,7 +115,9 @@ class MapReduce(_Chain):
 
 def _loaded(llm: ChatModel, kind: str, **options: Any) -> BaseCombineDocumentsChain:
     with _LOADING, warnings.catch_warnings():
-        warnings.simplefilter("ignore", LangChainDeprecationWarning)  # that it is there only for what was built on it is why it is here
+        warnings.simplefilter(
+            "ignore", LangChainDeprecationWarning
+        )  # that it is there only for what was built on it is why it is here
         return load_qa_chain(llm, kind, **options)
 
 

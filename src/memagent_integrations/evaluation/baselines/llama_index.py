@@ -35,7 +35,9 @@ class LLM(CustomLLM):
     def metadata(self) -> LLMMetadata:
         """The window and the size of an answer."""
         terms = self.model.terms
-        return LLMMetadata(context_window=terms.window, num_output=terms.output, is_chat_model=True, model_name=terms.backend.name)
+        return LLMMetadata(
+            context_window=terms.window, num_output=terms.output, is_chat_model=True, model_name=terms.backend.name
+        )
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -89,11 +91,18 @@ class _Synthesizer(Baseline):
         llm = LLM(model=model, callback_manager=CallbackManager([]))
         tokenizer: Any = lambda text: range(model.count(text))  # noqa: E731  # only its length is looked at
         helper = _Helper(_Counter(tokenizer, model.meter.template_tokens), llm.metadata)
-        helpers: dict[str, Any] = {name: helper for name in ("prompt_helper", "chat_prompt_helper") if name in signature(self.kind).parameters}
-        synthesizer = self.kind(llm=llm, callback_manager=llm.callback_manager, **helpers)  # without them it loads a process-wide tokenizer
+        helpers: dict[str, Any] = {
+            name: helper for name in ("prompt_helper", "chat_prompt_helper") if name in signature(self.kind).parameters
+        }
+        synthesizer = self.kind(
+            llm=llm, callback_manager=llm.callback_manager, **helpers
+        )  # without them it loads a process-wide tokenizer
         size = self._node_size(synthesizer, helper, llm, sample.question)
         splitter = SentenceSplitter(
-            chunk_size=size, chunk_overlap=min(SENTENCE_CHUNK_OVERLAP, size // 2), tokenizer=tokenizer, callback_manager=llm.callback_manager
+            chunk_size=size,
+            chunk_overlap=min(SENTENCE_CHUNK_OVERLAP, size // 2),
+            tokenizer=tokenizer,
+            callback_manager=llm.callback_manager,
         )
         nodes = [NodeWithScore(node=TextNode(text=part)) for part in splitter.split_text(text)]
         model.most = CALLS_A_PART * len(nodes)
@@ -105,7 +114,10 @@ class _Synthesizer(Baseline):
     def _node_size(self, synthesizer: BaseSynthesizer, helper: PromptHelper, llm: LLM, question: str) -> int:
         """Tokens of a node that the synthesizer will not split anew."""
         prompts = [synthesizer.get_prompts()[name].partial_format(query_str=question) for name in self.templates]
-        return min(int(helper.get_text_splitter_given_prompt(prompt, padding=self.padding, llm=llm).chunk_size) for prompt in prompts)
+        return min(
+            int(helper.get_text_splitter_given_prompt(prompt, padding=self.padding, llm=llm).chunk_size)
+            for prompt in prompts
+        )
 
 
 class Refine(_Synthesizer):

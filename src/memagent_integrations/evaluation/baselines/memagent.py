@@ -30,7 +30,9 @@ class MemAgent(Baseline):
         layouts = [layout for layout in get_args(Layout) if layout in chosen]
         known = (*get_args(Layout), _NO_CHANGE)
         if len(layouts) > 1 or not chosen <= set(known):
-            raise UsageError(f"unknown reader {self.name!r}; memagent takes one layout, {_NO_CHANGE}, or both ({', '.join(known)})")
+            raise UsageError(
+                f"unknown reader {self.name!r}; memagent takes one layout, {_NO_CHANGE}, or both ({', '.join(known)})"
+            )
         prompts = PromptSet.default(layout=layouts[0] if layouts else "section-first", no_change=_NO_CHANGE in chosen)
         if not chosen and self.terms.prompts:
             prompts = self.terms.prompts

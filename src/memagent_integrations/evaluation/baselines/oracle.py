@@ -18,5 +18,7 @@ class Oracle(Baseline):
             UsageError: the task has none.
         """
         if not sample.oracle.strip():
-            raise UsageError(f"the sample {sample.id} has no gold passages, so the oracle cannot read it; leave the oracle out for its task")
+            raise UsageError(
+                f"the sample {sample.id} has no gold passages, so the oracle cannot read it; leave the oracle out for its task"
+            )
         return Found(answer=model.ask(plain(sample.question, sample.oracle)))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 import re
 
+from memagent_integrations.checks import check_int
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data, for_training
 from memagent_integrations.evaluation.haystacks import Cycled, filled, stream
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
 from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, named
-from memagent_integrations.settings import check_int
 from memagent_integrations.tokens import Counter
 
 TRAINING = tuple(f"babilong_train_qa{task}" for task in range(1, 6))
@@ -24,7 +24,9 @@ NAMES = (*(f"babilong_qa{task}" for task in range(1, 6)), *TRAINING)
 
 def load(name: str, data: Data) -> Task:
     """One of the tasks."""
-    stories = [story for story in data.babi(int(name[-1])) if for_training("".join(story.facts[:1])) is (name in TRAINING)]
+    stories = [
+        story for story in data.babi(int(name[-1])) if for_training("".join(story.facts[:1])) is (name in TRAINING)
+    ]
     books = data.books
     if not stories:
         raise UsageError(f"there are no questions for {name}")
@@ -43,7 +45,10 @@ def load(name: str, data: Data) -> Task:
             question=f"{story.question} Answer with one word; what the text says last about it holds.",
             answers=(story.answer,),
             document=lambda: stream(filler, units, hidden),
-            facts=tuple(Fact(text=text, depth=filler.depth(units, at), keys=_named(text)) for at, text in map(hidden.__getitem__, story.support)),
+            facts=tuple(
+                Fact(text=text, depth=filler.depth(units, at), keys=_named(text))
+                for at, text in map(hidden.__getitem__, story.support)
+            ),
             oracle="\n".join(story.facts),
             details={"question": index, "units": units, "sentences": len(hidden)},
         )

@@ -32,7 +32,10 @@ def _sample(length: int, seed: int, number: int, count: Counter) -> Sample:
     filler = Generated(lambda index: GRASS)
     units = filled("vt", filler, length, chain, count, least=len(chain))
     places = sorted(seeded.sample(range(units), len(chain)))
-    facts = [Fact(text=text, depth=filler.depth(units, at), keys=(variable,)) for text, at, variable in zip(chain, places, variables, strict=True)]
+    facts = [
+        Fact(text=text, depth=filler.depth(units, at), keys=(variable,))
+        for text, at, variable in zip(chain, places, variables, strict=True)
+    ]
     return Sample(
         id=name,
         question=f"Which {len(variables)} variables are assigned the value {value} in the text, directly or through others? Name them all.",
@@ -47,4 +50,7 @@ def _sample(length: int, seed: int, number: int, count: Counter) -> Sample:
 def coded(key: str, alphabet: str, letters: int, words: int) -> list[str]:
     """Different words of random letters."""
     order = Permutation(len(alphabet) ** letters, key)
-    return ["".join(alphabet[order[n] // len(alphabet) ** place % len(alphabet)] for place in range(letters)) for n in range(words)]
+    return [
+        "".join(alphabet[order[n] // len(alphabet) ** place % len(alphabet)] for place in range(letters))
+        for n in range(words)
+    ]

@@ -60,7 +60,10 @@ def _cwe(length: int, seed: int, number: int, count: Counter) -> Sample:
         question=f"Which are the {_COMMON} most common words in the numbered list?",
         answers=tuple(common),
         document=lambda: stream(filler, entries),
-        facts=tuple(Fact(text=filler.unit(at), depth=at / entries, keys=(text,)) for text, at in zip(common, map(_first, places), strict=True)),
+        facts=tuple(
+            Fact(text=filler.unit(at), depth=at / entries, keys=(text,))
+            for text, at in zip(common, map(_first, places), strict=True)
+        ),
         oracle=" ".join(filler.unit(place) for place in sorted(place for own in places for place in own)),
         details={"entries": entries, "common": _COMMON, "often": often, "seldom": seldom},
     )
@@ -69,13 +72,19 @@ def _cwe(length: int, seed: int, number: int, count: Counter) -> Sample:
 def _first(places: Sequence[int]) -> int:
     """The first of the places of a word whose entry ("7. word") is not the end of another one ("17. word")."""
     numbers = [str(place + 1) for place in places]
-    return next(place for place, number in zip(places, numbers, strict=True) if sum(other.endswith(number) for other in numbers) == 1)
+    return next(
+        place
+        for place, number in zip(places, numbers, strict=True)
+        if sum(other.endswith(number) for other in numbers) == 1
+    )
 
 
 def _fwe(length: int, seed: int, number: int, count: Counter) -> Sample:
     """Coded words, the k-th in frequency n / (k ** 2 * zeta(2)) times among n; the first of them are dots, which do not count."""
     name, key = named("fwe", length, seed, number), f"fwe/{seed}/{number}"
-    ranks = max(min(length // 50, math.isqrt(length * 8)), _FREQUENT + 2)  # RULER's vocabulary, without ranks that come to no word
+    ranks = max(
+        min(length // 50, math.isqrt(length * 8)), _FREQUENT + 2
+    )  # RULER's vocabulary, without ranks that come to no word
     words = ["...", *coded(key, string.ascii_lowercase, _LETTERS, ranks - 1)]
 
     def text(wanted: int) -> tuple[Generated, int]:
@@ -95,7 +104,9 @@ def _fwe(length: int, seed: int, number: int, count: Counter) -> Sample:
         question=f"Which are the {_FREQUENT} coded words that appear most often in the text? The dots do not count.",
         answers=tuple(answers),
         document=lambda: stream(filler, total),
-        facts=tuple(Fact(text=word, depth=place / total, keys=(word,)) for word, place in zip(answers, firsts, strict=True)),
+        facts=tuple(
+            Fact(text=word, depth=place / total, keys=(word,)) for word, place in zip(answers, firsts, strict=True)
+        ),
         oracle=" ".join(islice(shown, _SHOWN)),
         details={"words": total, "counts": [ends[n] - ends[n - 1] for n in range(1, _FREQUENT + 1)], "alpha": 2.0},
     )

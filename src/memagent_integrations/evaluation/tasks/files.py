@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from memagent_integrations.checks import check_int
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.references import Reference, references
 from memagent_integrations.evaluation.samples import Sample, Task
-from memagent_integrations.settings import check_int
 from memagent_integrations.tokens import Counter
 
 LONGBENCH = {

@@ -53,7 +53,9 @@ def load(name: str, data: Data) -> Task:
     return Task(name=name, metric="string_match_all", make=make, lengths=RULER_LENGTHS)
 
 
-def _sample(name: str, variant: _Variant, essays: Filler | None, length: int, seed: int, number: int, count: Counter) -> Sample:
+def _sample(
+    name: str, variant: _Variant, essays: Filler | None, length: int, seed: int, number: int, count: Counter
+) -> Sample:
     place = named(name, length, seed, number)
     source = f"{name}/{seed}/{number}"  # the same needles at each length
     key, value = distinct(variant.key, f"{source}/keys"), distinct(variant.value, f"{source}/values")

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+from memagent_integrations.checks import check_int
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data, Paragraph, Question
 from memagent_integrations.evaluation.diagnostics import holds
@@ -19,7 +20,6 @@ from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.published import PARAGRAPHS
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
 from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, named
-from memagent_integrations.settings import check_int
 from memagent_integrations.tokens import Counter
 
 _QUESTIONS: dict[str, Callable[[Data], Sequence[Question]]] = {
@@ -55,7 +55,9 @@ def load(name: str, data: Data) -> Task:
     if name == "ruler_hqa":
         return Task(name=name, metric="sub_em", make=make, unit="paragraphs", lengths=PARAGRAPHS, size=len(questions))
     if name in TRAINING:
-        return Task(name=name, metric="em", make=make, unit="paragraphs", lengths=_TRAINING_LENGTHS, size=len(questions))
+        return Task(
+            name=name, metric="em", make=make, unit="paragraphs", lengths=_TRAINING_LENGTHS, size=len(questions)
+        )
     return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(questions))
 
 
@@ -144,7 +146,8 @@ class _Stack:
                 places[order[number - 1]] = total + len(f"Document {number}:\n")
             total += len(text)
         facts = tuple(
-            Fact(text=_shown(paragraph), depth=places[n] / total, keys=_keys(paragraph, question)) for n, paragraph in enumerate(question.gold)
+            Fact(text=_shown(paragraph), depth=places[n] / total, keys=_keys(paragraph, question))
+            for n, paragraph in enumerate(question.gold)
         )
         return Sample(
             id=id,
@@ -186,6 +189,10 @@ def _name(paragraph: Paragraph) -> str:
 
 def _keys(paragraph: Paragraph, question: Question) -> tuple[str, ...]:
     """The answer where the paragraph says it, else what the paragraph is about: so it is where the answer is yes or no, which any text says."""
-    said = [answer for answer in question.answers if answer.lower() not in ("yes", "no") and holds(paragraph.text, (answer,))]
+    said = [
+        answer
+        for answer in question.answers
+        if answer.lower() not in ("yes", "no") and holds(paragraph.text, (answer,))
+    ]
     about = [paragraph.title.partition(" (")[0]] if paragraph.title else question.answers  # SQuAD's have none
     return (min(said or about, key=len),)

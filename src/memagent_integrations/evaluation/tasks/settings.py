@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memagent_integrations.settings import check_int
+from memagent_integrations.checks import check_int
 
 RULER_LENGTHS = (8_192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288)
 

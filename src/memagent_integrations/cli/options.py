@@ -1,0 +1,33 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Option(help="The model, as for `memagent read`.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Folder of data sets; else they are downloaded.", show_default=False),
+]
+Chunk = Annotated[
+    int | None, typer.Option(metavar="N", help="Most tokens of the document in one prompt [5000].", show_default=False)
+]
+Memory = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the memory [1024].", show_default=False)]
+Written = Annotated[
+    int | None,
+    typer.Option("--output-tokens", metavar="N", help="Most tokens that a call may write.", show_default=False),
+]
+Window = Annotated[
+    int | None, typer.Option(metavar="N", help="The model's context window, in tokens.", show_default=False)
+]
+BaseUrl = Annotated[
+    str | None, typer.Option(metavar="URL", help="Address of an OpenAI-compatible endpoint.", show_default=False)
+]
+Tokenizer = Annotated[
+    str | None, typer.Option(metavar="T", help="hf:NAME, tiktoken:ENCODING or approximate.", show_default=False)
+]
+Temperature = Annotated[float | None, typer.Option(metavar="X", help="Sampling temperature.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]

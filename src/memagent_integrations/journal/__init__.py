@@ -1,0 +1,5 @@
+"""Readings that survive a crash: every step of every run in a SQLite file."""
+
+from memagent_integrations.journal.journal import Journal, Run, State, settings_of
+
+__all__ = ["Journal", "Run", "State", "settings_of"]

@@ -1,0 +1,55 @@
+"""Text made harmless: for a prompt, where it must not act as a control sign or a tag, and for a file, which takes no half characters."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+_CONTROL = re.compile(
+    r"<(?=\|[^|<>\n]{1,60}\|>"  # <|im_start|> and its kin
+    r"|｜[^<>\n]{1,60}｜>"  # the same with full-width bars
+    r"|/?(?:s|bos|eos|pad|unk|mask|sep|cls|think(?:ing)?|tool_(?:call|response)s?|fim_\w{3,9}"
+    r"|(?:start|end)_of_(?:turn|image|role|text|utterance)|empty_output|(?:issue|jupyter|commit)_\w{3,12}|file_sep|repo_name|gh_stars)>"
+    r"|</?SYS>>)"
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|MODEL_SETTINGS|THINK|ARGS|IMG)\])",
+    re.IGNORECASE,
+)
+_UNSENDABLE = re.compile("[\x00\ud800-\udfff]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def neutralise(text: str) -> str:
+    """The text with nothing in it that a chat template or tokenizer takes for a control sign; its length stays the same.
+
+    The first character of such a sign is replaced by a look-alike, `<|im_end|>` becomes `‹|im_end|>`. NUL and lone surrogates, which no
+    tokenizer takes, become U+FFFD.
+    """
+    return _CONTROL.sub(lambda match: "‹" if match[0] == "<" else "［", _UNSENDABLE.sub("\ufffd", text))
+
+
+def tags_of(template: str) -> tuple[str, ...]:
+    """Names of the tags that stand in a template."""
+    return tuple(sorted(set(re.findall(r"</?([A-Za-z_][\w-]*)>", template))))
+
+
+def harmless(text: str, tags: tuple[str, ...]) -> str:
+    """The text `neutralise`d, and unable to open or close one of these tags; as long as before."""
+    text = neutralise(text)
+    return _imitations(tags).sub("‹", text) if tags else text
+
+
+@cache
+def _imitations(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"[<＜](?=[\s/\u200b-\u200d\u2060\ufeff]{{0,9}}(?:{'|'.join(tags)})\b)", re.IGNORECASE)
+
+
+def encodable(value: Any) -> Any:
+    """The value (strings, lists, mappings) with U+FFFD in place of lone surrogates: a model may write one, and no file takes it."""
+    if isinstance(value, str):
+        return _SURROGATES.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {key: encodable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encodable(item) for item in value]
+    return value

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.contract import BackendContract, ask
+
+from memagent_integrations import Backend, BackendError, UsageError, load_backend
+from memagent_integrations.backends.llamacpp import LlamaCppBackend
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[Backend]:
+    with load_backend("smollm2") as loaded:
+        yield loaded
+
+
+@pytest.mark.real
+class TestLlamaCpp(BackendContract):
+    pass
+
+
+@pytest.mark.real
+def test_closing_waits_for_the_call_in_flight_and_holds_up_nobody() -> None:
+    backend = load_backend("smollm2", window=512)
+    replies: list[Any] = []
+    pieces = backend.stream(ask("Count from one to one hundred in words.", max_tokens=60))
+    replies.append(next(pieces))
+    backend.close()
+    with pytest.raises(BackendError, match="smollm2 is closed"):
+        backend.complete(ask("hello"))
+    replies.extend(pieces)
+    assert "".join(replies[:-1]) == replies[-1].text
+    backend.close()
+
+
+@pytest.mark.real
+def test_the_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with load_backend("smollm2", window=512) as backend:
+        assert backend.complete(ask("Name three colours.")).text
+
+
+@pytest.mark.real
+def test_the_interpreter_ends_while_a_daemon_thread_waits_for_a_reply() -> None:
+    script = """
+import threading
+from memagent_integrations import load_backend
+from memagent_integrations.records import Message, Prompt
+backend = load_backend("smollm2", window=1024)
+prompt = Prompt(index=0, phase="answer", messages=(Message(role="user", content="Tell a long story. " * 100),), max_tokens=100)
+request, sent = backend._request, threading.Event()
+backend._request = lambda prompt: (sent.set(), request(prompt))[1]
+threading.Thread(target=backend.complete, args=(prompt,), daemon=True).start()
+sent.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"window": 1}, "window has to be a whole number of at least 16"),
+        ({"window": 2**31}, "window has to be"),
+        ({"window": 2**30, "parallel": 4}, "window has to be"),
+        ({"window": True}, "window has to be"),
+        ({"parallel": 100_000}, "parallel has to be a whole number of at least 1 and at most 256"),
+        ({"threads": 10**12}, "threads has to be"),
+        ({"gpu_layers": "x"}, "gpu_layers has to be"),
+        ({"temperature": float("inf")}, "temperature has to be"),
+        ({"sampling": 5}, "sampling has to be a mapping"),
+    ],
+)
+def test_settings_that_would_end_the_process(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        LlamaCppBackend("never-read.gguf", **options)
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", "a\0b", "\ud800"])
+def test_models_that_are_not_there(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot read the model"):
+        LlamaCppBackend(name)
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_text("GGML")
+    with pytest.raises(UsageError, match="is not a GGUF file"):
+        load_backend(f"llamacpp:{tmp_path}/x.gguf")

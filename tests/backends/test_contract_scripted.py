@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+from helpers.contract import BackendContract
+
+from memagent_integrations import Backend, ContextOverflow, ScriptedBackend
+from memagent_integrations.records import Prompt
+
+
+@pytest.fixture(params=[1, 4])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    scripted: ScriptedBackend
+
+    def script(prompt: Prompt) -> str | ContextOverflow:
+        size = scripted.count(prompt.messages[0].content)
+        return ContextOverflow(f"{size} tokens") if size > 8192 else "red and green and blue"
+
+    scripted = ScriptedBackend(script, window=8192, batch_size=request.param)
+    return scripted
+
+
+class TestScripted(BackendContract):
+    pass

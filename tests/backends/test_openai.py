@@ -1,0 +1,499 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from helpers.contract import BackendContract, ask
+from helpers.loopback import TOKEN, Loopback, Request, Response, chat, completion, events
+
+from memagent_integrations import Backend, BackendError, ContextOverflow, MemAgentError, UsageError, load_backend
+from memagent_integrations.backends.openai import OpenAIBackend
+from memagent_integrations.records import Reply, Usage
+
+KEY = "sk-a-very-secret-key-1234567890"
+
+
+def problem(status: int, message: str = "it is so", **more: Any) -> Response:
+    return Response(status=status, body={"error": {"message": message, **more}})
+
+
+def endpoint(respond: Callable[[Request], Response] | list[Any], **options: Any) -> tuple[Loopback, OpenAIBackend]:
+    server = Loopback(respond if callable(respond) else chat(respond))
+    return server, OpenAIBackend("m", base_url=f"{server.url}/v1", **({"max_retries": 0, "timeout": 5.0} | options))
+
+
+def answer(prompt: str) -> str | Response:
+    if len(TOKEN.findall(prompt)) > 8192:
+        return problem(400, "This model's maximum context length is 8192 tokens", code="context_length_exceeded")
+    return "red, green and blue are colours that one can name here today."
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    server, made = endpoint(chat(answer))
+    with server, made:
+        yield made
+
+
+class TestEndpoint(BackendContract):
+    pass
+
+
+def test_keys_and_addresses_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Loopback(chat(["fine"]))
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with server, load_backend("openai:m") as backend:
+        assert backend.complete(ask("hello")).text == "fine"
+    assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+def test_counts_by_what_it_is_given() -> None:
+    server, backend = endpoint(["fine"], tokenizer=len, window=99)
+    with server:
+        assert (backend.count("four"), backend.window) == (4, 99)
+        assert OpenAIBackend("m", base_url=server.url, tokenizer="tiktoken:o200k_base").count("hello") == 1
+    assert server.requests == []
+
+
+def test_a_tokenize_that_fails_for_now_is_not_taken_for_none() -> None:
+    server, backend = endpoint(lambda request: problem(503))
+    with server, pytest.raises(BackendError) as caught:
+        backend.count("hello")
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_wrong_key_is_told_before_the_first_call(status: int) -> None:
+    server, backend = endpoint(lambda request: problem(status))
+    with server, pytest.raises(BackendError, match=rf"refused the API key \({status}\)"):
+        backend.count("hello")
+
+
+def test_refused_calls_leave_no_client_behind() -> None:
+    server, backend = endpoint(["fine"])
+
+    async def refused() -> None:
+        await backend.aclose()
+        for attempt in (backend.acomplete(ask("hello")), anext(backend.astream(ask("hello")))):
+            with pytest.raises(BackendError, match="is closed"):
+                await attempt
+
+    with server:
+        asyncio.run(refused())
+    assert not backend._async
+
+
+async def test_the_last_call_frees_a_closed_backend_without_holding_up_the_event_loop() -> None:
+    """As the in-process server needs it, which takes its time."""
+    freed, ticked = threading.Event(), threading.Event()
+
+    class Slow(OpenAIBackend):
+        def _free(self) -> None:
+            ticked.wait(10)
+            super()._free()
+            freed.set()
+
+    arrived = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def reply(prompt: str) -> str:
+        loop.call_soon_threadsafe(arrived.set)
+        return "fine"
+
+    with Loopback(chat(reply)) as server:
+        backend = Slow("m", base_url=f"{server.url}/v1", max_retries=0)
+        call = asyncio.create_task(backend.acomplete(ask("hello")))
+        await arrived.wait()
+        backend.close()
+        loop.call_later(0.05, ticked.set)
+        assert (await call).text == "fine"
+        await asyncio.to_thread(freed.wait, 10)
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("body", [{"tokens": "no"}, [], {"count": 3}, b"text"])
+def test_a_tokenize_that_answers_something_else(body: Any) -> None:
+    server = Loopback(lambda request: Response(body=body))
+    with server, pytest.raises(UsageError, match="has no /tokenize"):
+        OpenAIBackend("mine", base_url=f"{server.url}/v1", max_retries=0).count("hello")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "said", "retryable"),
+    [
+        (problem(401, f"Incorrect API key provided: {KEY}"), BackendError, r"refused the API key \(401\)", False),
+        (problem(403), BackendError, r"refused the API key \(403\)", False),
+        (problem(404, "The model `m` does not exist"), BackendError, "does not know m at http", False),
+        (problem(400, "bad temperature"), BackendError, "status 400: .*bad temperature", False),
+        (problem(400, "maximum context length is 5 tokens"), ContextOverflow, "lower chunk_tokens", None),
+        (
+            problem(400, "too big", code="context_length_exceeded"),
+            ContextOverflow,
+            "does not fit into the window of m",
+            None,
+        ),
+        (
+            problem(400, "request (9 tokens) exceeds", type="exceed_context_size_error"),
+            ContextOverflow,
+            "9 tokens",
+            None,
+        ),
+        (problem(409), BackendError, "status 409", True),
+        (problem(429), BackendError, "status 429", True),
+        (problem(500), BackendError, "status 500", True),
+        (problem(503), BackendError, "status 503", True),
+        (Response(body=completion("x") | {"choices": []}), BackendError, "no choices", True),
+        (
+            Response(body=b"<html>sign in</html>", headers={"Content-Type": "text/html"}),
+            BackendError,
+            "no choices",
+            True,
+        ),
+        (Response(body=b"{broken", headers={"Content-Type": "application/json"}), BackendError, "JSON", True),
+        (Response(body=completion("a long reply"), broken_after=40), BackendError, "Connection|peer closed", True),
+    ],
+)
+async def test_failures(line: Response, kind: type[MemAgentError], said: str, retryable: bool | None) -> None:
+    server, backend = endpoint([line], api_key=KEY)
+    with server:
+        with pytest.raises(kind, match=said) as caught:
+            backend.complete(ask("hello"))
+        with pytest.raises(kind, match=said) as caught_async:
+            await backend.acomplete(ask("hello"))
+        await backend.aclose()
+    for error in (caught.value, caught_async.value):
+        assert getattr(error, "retryable", None) == retryable
+        assert KEY not in str(error)
+        assert error.__context__ is not None or "choices" in str(error) or "html" in repr(line.body)
+
+
+def test_no_server_there() -> None:
+    server = Loopback(chat([]))
+    with server:
+        url = server.url
+    backend = OpenAIBackend("m", base_url=f"{url}/v1", max_retries=0)
+    with pytest.raises(BackendError, match=r"127\.0\.0\.1") as caught:
+        backend.complete(ask("hello"))
+    assert caught.value.retryable
+
+
+def test_a_server_that_hangs() -> None:
+    done = threading.Event()
+
+    def hang(request: Request) -> Response:
+        done.wait(20)
+        return problem(500)
+
+    server, backend = endpoint(hang, timeout=0.2)
+    with server:
+        with pytest.raises(BackendError, match=r"[Tt]imed? ?out") as caught:
+            backend.complete(ask("hello"))
+        done.set()
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7),
+        ({"Retry-After": "0.5"}, 0.5),
+        ({"Retry-After": "-3"}, 0),
+        ({"Retry-After": "an hour from now"}, 3600),
+        ({"Retry-After": "9", "Retry-After-Ms": "250"}, 0.25),
+        ({"Retry-After": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_a_server_says_when_to_ask_again(headers: dict[str, str], seconds: float | None) -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    sent = {name: date if value == "an hour from now" else value for name, value in headers.items()}
+    server, backend = endpoint([Response(status=429, body={"error": {}}, headers=sent)])
+    with server, pytest.raises(BackendError) as caught:
+        backend.complete(ask("hello"))
+    assert caught.value.retryable
+    assert caught.value.retry_after == (
+        None if seconds is None else pytest.approx(seconds, abs=60 if seconds > 60 else 0.001)
+    )
+    assert len(server.requests) == 1, "it is the reader that retries"
+
+
+def test_thinking_usage_and_refusals() -> None:
+    thinking = completion("ten", "a prompt", reasoning="five and five")
+    server, backend = endpoint([Response(body=thinking)])
+    with server:
+        reply = backend.complete(ask("hello"))
+    assert (reply.text, reply.reasoning, reply.usage) == (
+        "ten",
+        "five and five",
+        Usage(prompt_tokens=2, completion_tokens=1, cached_tokens=0),
+    )
+    bare = completion("x") | {"usage": None}
+    bare["choices"][0]["message"] = {"role": "assistant", "content": None, "refusal": "I will not."}
+    server, backend = endpoint([Response(body=bare)])
+    with server:
+        assert (reply := backend.complete(ask("hello"))).finish_reason == "content_filter"
+    assert (reply.text, reply.usage) == ("", Usage())
+
+
+def broken_stream(after: int) -> Iterator[bytes]:
+    for number, event in enumerate(events(completion("one two three four"))):
+        if number == after:
+            return
+        yield event
+
+
+async def test_a_stream_that_breaks_off_is_no_reply() -> None:
+    server, backend = endpoint(
+        lambda request: Response(body=broken_stream(2), headers={"Content-Type": "text/event-stream"})
+    )
+    with server:
+        pieces = backend.stream(ask("hello"))
+        assert [next(pieces), next(pieces)] == ["one", " two"]
+        with pytest.raises(BackendError, match="broke off") as caught:
+            next(pieces)
+        with pytest.raises(BackendError, match="broke off"):
+            [piece async for piece in backend.astream(ask("hello"))]
+        await backend.aclose()
+    assert caught.value.retryable
+
+
+def test_calls_in_flight_are_bounded() -> None:
+    flying: list[int] = []
+    peak = 0
+
+    def reply(prompt: str) -> str:
+        nonlocal peak
+        flying.append(1)
+        peak = max(peak, len(flying))
+        flying.pop()
+        return "fine"
+
+    server, backend = endpoint(chat(reply), concurrency=2)
+
+    async def all_at_once() -> list[Reply]:
+        replies = await asyncio.gather(*(backend.acomplete(ask("hello")) for _ in range(20)))
+        await backend.aclose()
+        return replies
+
+    with server:
+        assert len(asyncio.run(all_at_once())) == 20
+    assert peak <= 2
+
+
+def test_each_event_loop_has_its_own_connections_and_they_go_with_it() -> None:
+    server, backend = endpoint(["fine"])
+
+    async def once() -> str:
+        return (await backend.acomplete(ask("hello"))).text
+
+    with server, backend:
+        assert [asyncio.run(once()) for _ in range(3)] == ["fine"] * 3
+        assert len(backend._async) == 1
+        gc.collect()
+
+
+async def test_a_closed_backend_takes_no_calls_but_ends_those_in_flight() -> None:
+    arrived, go = threading.Event(), threading.Event()
+
+    def wait(prompt: str) -> str:
+        arrived.set()
+        go.wait(10)
+        return "fine"
+
+    server, backend = endpoint(chat(wait))
+    with server:
+        call = asyncio.create_task(asyncio.to_thread(backend.complete, ask("hello")))
+        await asyncio.to_thread(arrived.wait, 10)
+        backend.close()
+        for attempt in (backend.complete, backend.stream):
+            with pytest.raises(BackendError, match="openai:m is closed"):
+                list(attempt(ask("hello")))  # type: ignore[operator]
+        with pytest.raises(BackendError, match="openai:m is closed"):
+            await backend.acomplete(ask("hello"))
+        with pytest.raises(BackendError, match="openai:m is closed"):
+            backend.count("hello")
+        go.set()
+        assert (await call).text == "fine"
+        await backend.aclose()
+    assert len(server.requests) == 1
+
+
+async def test_an_open_stream_blocks_no_other_call() -> None:
+    """Neither a count nor a call nor another stream, though there is place for one call at a time."""
+    server, backend = endpoint(["one two three"], concurrency=1)
+    with server:
+        first, second = backend.stream(ask("hello")), backend.stream(ask("hello"))
+        assert [next(first), next(second), backend.count("a b"), backend.complete(ask("hello")).text] == [
+            "one",
+            "one",
+            2,
+            "one two three",
+        ]
+        assert [len(list(first)), len(list(second))] == [3, 3]
+        one, other = backend.astream(ask("hello")), backend.astream(ask("hello"))
+        assert [await anext(one), await anext(other), (await backend.acomplete(ask("hello"))).text] == [
+            "one",
+            "one",
+            "one two three",
+        ]
+        await one.aclose()
+        await other.aclose()
+        await backend.aclose()
+
+
+def test_a_tokenize_that_hangs_holds_up_no_other_endpoint() -> None:
+    arrived, go = threading.Event(), threading.Event()
+
+    def hang(request: Request) -> Response:
+        arrived.set()
+        go.wait(10)
+        return problem(500)
+
+    (slow_server, slow), (server, backend) = endpoint(hang), endpoint(["fine"])
+    with slow_server, server:
+        with ThreadPoolExecutor() as pool:
+            counting = pool.submit(slow.count, "hello")
+            assert arrived.wait(10)
+            assert backend.count("a b") == 2
+            go.set()
+        assert isinstance(counting.exception(), BackendError)
+
+
+def test_no_secret_shows() -> None:
+    backend = OpenAIBackend("m", api_key=KEY)
+    assert KEY not in repr(backend) + str(backend) + backend.name
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\n", f" {KEY}\t"])
+def test_space_around_a_key_is_no_part_of_it(key: str) -> None:
+    server, backend = endpoint(["fine"], api_key=key)
+    with server:
+        backend.complete(ask("hello"))
+    assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\n{KEY}", "schlüssel-123456", "a\tb", "a\x00b"])
+def test_a_key_that_no_header_can_hold(key: str) -> None:
+    with pytest.raises(UsageError, match="the API key holds characters") as caught:
+        OpenAIBackend("m", api_key=key)
+    assert key not in str(caught.value)
+
+
+def test_what_is_secret_in_an_address_is_sent_and_not_shown() -> None:
+    with Loopback(lambda request: problem(403)) as server:
+        backend = OpenAIBackend(
+            "m", base_url=server.url.replace("//", "//me:pass-word@") + "/v1?token=query-secret", max_retries=0
+        )
+        for call in (backend.complete, lambda prompt: backend.count("hello")):
+            with pytest.raises((BackendError, UsageError), match=r"127\.0\.0\.1") as caught:
+                call(ask("hello"))
+            shown = str(caught.value) + str(caught.value.__cause__)
+            assert "pass-word" not in shown
+            assert "query-secret" not in shown
+    assert server.requests[0].path == "/v1/chat/completions?token=query-secret"
+    assert server.requests[0].headers["Authorization"].startswith("Basic ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"base_url": "localhost:8000"}, "base_url has to be an address"),
+        ({"base_url": "ftp://host/v1"}, "base_url has to be an address"),
+        ({"base_url": "http://"}, "base_url has to be an address"),
+        ({"base_url": "http://[half/v1"}, "base_url has to be an address"),
+        ({"base_url": "http://host:port/v1"}, "base_url has to be an address"),
+        ({"temperature": float("nan")}, "temperature has to be a number"),
+        ({"temperature": -1}, "temperature has to be a number"),
+        ({"top_p": "x"}, "top_p has to be a number"),
+        ({"timeout": -1}, "timeout has to be a number"),
+        ({"max_retries": -1}, "max_retries has to be a whole number of at least 0"),
+        ({"concurrency": True}, "concurrency has to be a whole number"),
+        ({"window": "8"}, "window has to be a whole number"),
+        ({"window": 0}, "window has to be a whole number"),
+        ({"window": 10**400}, "not such a large number"),
+        ({"extra_body": 5}, "extra_body has to be a mapping"),
+        ({"limit_parameter": "x"}, "limit_parameter has to be max_tokens or max_completion_tokens"),
+    ],
+)
+def test_wrong_settings(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        OpenAIBackend("m", **({"api_key": KEY} | options))
+
+
+def odd(**message: Any) -> dict[str, Any]:
+    return completion("x") | {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (odd(content=[{"type": "text", "text": "one"}, {"type": "image"}, 5, {"text": " two"}]), "one two"),
+        (odd(content="fine", reasoning={"a": 1}, reasoning_content=["b"]), "fine"),
+        (odd(content=None), ""),
+        (odd(content=7), ""),
+        (completion("x") | {"choices": [{"index": 0, "message": None, "finish_reason": "stop"}]}, ""),
+        (odd(content="fine") | {"usage": {"prompt_tokens": "3", "completion_tokens": None}}, "fine"),
+    ],
+)
+async def test_odd_answers(body: dict[str, Any], text: str) -> None:
+    server, backend = endpoint([Response(body=body)])
+    with server:
+        assert backend.complete(ask("hello")).text == text
+        assert (await backend.acomplete(ask("hello"))).text == text
+        await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (Response(body={"error": {"message": "out of credit"}}), "out of credit"),
+        (Response(body=[]), "no choices"),
+        (Response(body=None), "no choices"),
+        (Response(body={"choices": 5}), "no choices"),
+        (Response(body=b'{"a": "\xff"}', headers={"Content-Type": "application/json"}), "not JSON"),
+    ],
+)
+def test_answers_that_are_none(body: Response, said: str) -> None:
+    server, backend = endpoint([body])
+    with server, pytest.raises(BackendError, match=said):
+        backend.complete(ask("hello"))
+
+
+def test_odd_events_of_a_stream() -> None:
+    def stream(request: Request) -> Response:
+        lines = [
+            {"choices": [{"index": 0, "delta": None}]},
+            {"choices": [{"index": 0}]},
+            {"choices": [{"index": 0, "delta": {"content": ["x"]}}]},
+            {"choices": [{"index": 0, "delta": {"content": "fine"}, "finish_reason": "stop"}]},
+            {},
+        ]
+        sent = "data: null\n\n" + "".join(f"data: {json.dumps(line)}\n\n" for line in lines)
+        return Response(body=sent.encode(), headers={"Content-Type": "text/event-stream"})
+
+    server, backend = endpoint(stream)
+    with server:
+        *texts, reply = backend.stream(ask("hello"))
+    assert texts == ["fine"]
+    assert isinstance(reply, Reply)
+
+
+def test_a_window_that_is_no_number_is_none() -> None:
+    server, backend = endpoint(lambda request: Response(body={"tokens": [1], "max_model_len": "big"}))
+    with server:
+        assert backend.window is None
+
+
+def test_text_that_cannot_be_sent() -> None:
+    server, backend = endpoint(["fine"])
+    with server, pytest.raises(UsageError, match="cannot be sent"):
+        backend.complete(ask("a\ud800b"))

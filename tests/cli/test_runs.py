@@ -1,0 +1,231 @@
+"""The journal on the command line: `memagent read --journal`, `memagent runs`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from helpers.loopback import Loopback, Response, chat
+from test_cli import CHUNKED, CHUNKS, QUESTION, at, document, no_keys, process, prompts, reply, run
+
+from memagent_integrations import Journal, Reader, Reading, ScriptedBackend
+
+__all__ = ["document", "no_keys"]  # fixtures
+
+
+class Moody:
+    """An endpoint that goes away at one call, and comes back."""
+
+    def __init__(self) -> None:
+        self.calls, self.gone_at = 0, 0
+        self.at_call: Callable[[int], object] = lambda number: None
+
+    def __call__(self, prompt: str) -> str | Response:
+        self.calls += 1
+        self.at_call(self.calls)
+        return (
+            Response(status=400, body={"error": {"message": "out of order"}})
+            if self.calls == self.gone_at
+            else reply(prompt)
+        )
+
+
+@pytest.fixture
+def moody() -> Moody:
+    return Moody()
+
+
+@pytest.fixture
+def server(moody: Moody) -> object:
+    with Loopback(chat(moody)) as running:
+        yield running
+
+
+def read(server: Loopback, document: Path, *more: object) -> object:
+    return run("read", "-q", QUESTION, document, *at(server), *CHUNKED, *more)
+
+
+def test_an_interrupted_reading_is_resumed(server: Loopback, moody: Moody, document: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "runs.db"
+    moody.gone_at = 3
+    done = read(server, document, "--journal", journal, "--run", "gate")
+    assert done.exit_code == 3
+    done = run("runs", "list", "--journal", journal)
+    assert [line.split("\t")[:3] for line in done.stdout.splitlines()] == [
+        ["run", "steps", "state"],
+        ["gate", "2", "unfinished"],
+    ]
+    asked = len(prompts(server))
+    done = run("runs", "resume", "gate", document, "--journal", journal, "--base-url", f"{server.url}/v1")
+    assert (done.exit_code, done.stdout) == (0, "It is 7319.\n")
+    assert len(prompts(server)) - asked == CHUNKS + 1 - 2
+    assert f"chunk 1 of {CHUNKS}" in done.stderr
+    asked = len(prompts(server))
+    for again in (("--stream",), ()):
+        done = read(server, document, "--journal", journal, "--run", "gate", *again)
+        assert done.stdout == "It is 7319.\n"
+    assert len(prompts(server)) == asked, "a complete reading costs nothing"
+    assert "finished" in run("runs", "list", "--journal", journal).stdout
+
+
+def test_a_run_is_shown_exported_edited_and_deleted(server: Loopback, document: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "runs.db"
+    whole = Reading.from_json(read(server, document, "--journal", journal, "--run", "gate", "--json").stdout)
+    shown = run("runs", "show", "gate", "--journal", journal).stdout
+    assert f"question: {QUESTION}" in shown
+    assert shown.count("-- step") == CHUNKS
+    assert "Nothing of the gate yet." in shown
+    assert shown.endswith("answer: It is 7319.\n")
+    assert Reading.from_json(run("runs", "export", "gate", "--journal", journal).stdout) == whole
+    assert run("runs", "export", "gate", "--journal", journal, "-o", tmp_path / "out.json").stdout == ""
+    assert Reading.from_json((tmp_path / "out.json").read_text()) == whole
+    edited = run(
+        "runs",
+        "edit",
+        "gate",
+        "--step",
+        CHUNKS - 1,
+        "--memory",
+        "-",
+        "--journal",
+        journal,
+        stdin="Nobody knows the code.",
+    )
+    assert edited.stdout == "gate.1\n"
+    assert "is not finished" in run("runs", "show", "gate.1", "--journal", journal).stdout
+    done = run("runs", "resume", "gate.1", document, "--journal", journal, "--base-url", f"{server.url}/v1", "--json")
+    assert json.loads(done.stdout)["answer"] == "The memory does not say."
+    assert (
+        run("runs", "edit", "gate", "--step", 0, "--memory", "m", "--as", "mine", "--journal", journal).stdout
+        == "mine\n"
+    )
+    assert run("runs", "delete", "gate", "--journal", journal).exit_code == 0
+    with Journal(journal) as records:
+        assert {entry.name: entry.parent for entry in records.runs()} == {"gate.1": "gate", "mine": "gate"}
+
+
+def test_a_reading_is_paused_and_goes_on_with_its_own_files(
+    server: Loopback, moody: Moody, document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = tmp_path / "runs.db"
+    moody.at_call = lambda number: number == 2 and run("runs", "pause", "gate", "--journal", journal)
+    done = read(server, document, "--journal", journal, "--run", "gate")
+    assert (done.exit_code, done.stdout) == (5, "")
+    assert done.stderr.splitlines()[-1] == "memagent: run gate was paused after 2 steps; read again to resume"
+    assert run("runs", "list", "--journal", journal).stdout.splitlines()[1].split("\t")[:3] == ["gate", "2", "paused"]
+    monkeypatch.chdir(tmp_path)
+    done = run("runs", "resume", "gate", "--journal", journal)
+    assert (done.exit_code, done.stdout) == (0, "It is 7319.\n")
+    told = done.stderr.splitlines()
+    assert [line.rpartition(", ")[2] for line in told[:2]] == ["recorded", "recorded"]
+    assert f"in {CHUNKS + 1 - 2} calls" in told[-1]
+    assert told[-1].endswith("2 steps were recorded")
+    assert "is finished" in run("runs", "pause", "gate", "--journal", journal).stderr
+    read_from_stdin = run(
+        "read",
+        "-q",
+        QUESTION,
+        "-",
+        *at(server),
+        *CHUNKED,
+        "--journal",
+        journal,
+        "--run",
+        "piped",
+        stdin=document.read_bytes(),
+    )
+    assert read_from_stdin.exit_code == 0
+    assert "runs resume piped FILE" in run("runs", "resume", "piped", "--journal", journal).stderr
+
+
+def test_a_run_of_a_model_made_in_python_is_not_resumed_here(document: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "runs.db"
+    Reader(ScriptedBackend(["a memory", "an answer"]), journal=journal).read(QUESTION, document, run="mine")
+    with Journal(journal) as records:
+        records.edit("mine", 0, memory="another")
+    done = run("runs", "resume", "mine.1", "--journal", journal)
+    assert done.exit_code == 2
+    assert "scripted, a model that was made in Python" in done.stderr
+
+
+def test_time_limits(server: Loopback, moody: Moody, document: Path) -> None:
+    moody.at_call = lambda number: threading.Event().wait(0.5 if number == 2 else 0)
+    done = read(server, document, "--call-timeout", 0.2)
+    assert (done.exit_code, done.stdout) == (0, "It is 7319.\n"), "it was repeated"
+    moody.calls = 0
+    done = read(server, document, "--run-timeout", 0.2)
+    assert done.exit_code == 3
+    assert "took more than its 0.2 s (run_timeout)" in done.stderr
+
+
+def test_the_memory_is_watched(server: Loopback, document: Path) -> None:
+    done = read(server, document, "--watch")
+    assert done.exit_code == 0
+    assert "    Nothing of the gate yet." in done.stderr.splitlines()
+    assert "    The code is 7319." in done.stderr.splitlines()
+
+
+def test_a_journal_is_served(server: Loopback, document: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "runs.db"
+    read(server, document, "--journal", journal, "--run", "gate")
+    serving = process("serve", "--journal", journal)
+    try:
+        address, _, token = str(serving.stdout.readline().decode()).strip().partition("/#token=")
+        told = httpx.get(f"{address}/api/runs", headers={"Authorization": f"Bearer {token}"}).json()
+        assert [entry["name"] for entry in told] == ["gate"]
+    finally:
+        serving.send_signal(signal.SIGINT)
+        _, err = serving.communicate(timeout=30)
+    assert (serving.returncode, err) == (0, b"")
+    assert "there is no journal" in run("serve", "--journal", tmp_path / "none.db").stderr
+
+
+def test_nothing_gives_orders_to_the_terminal(tmp_path: Path) -> None:
+    journal = tmp_path / "runs.db"
+    Reader(ScriptedBackend(["\x1b[2Jmemory", "\x1b[2Janswer"]), journal=journal).read(
+        "\x1b[2J\tquestion", "text", run="mine"
+    )
+    for args in (("runs", "list"), ("runs", "show", "mine")):
+        shown = run(*args, "--journal", journal).stdout
+        assert "\x1b" not in shown
+        assert "question" in shown
+
+
+def test_what_goes_wrong(server: Loopback, document: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "runs.db"
+    read(server, document, "--journal", journal, "--run", "gate")
+    for args, code, said in [
+        (("read", "-q", QUESTION, document, *at(server), "--run", "x"), 2, "give --journal too"),
+        (
+            ("read", "-q", "Who?", document, *at(server), *CHUNKED, "--journal", journal, "--run", "gate"),
+            2,
+            "question was",
+        ),
+        (("read", "-q", QUESTION, document, *at(server), "--journal", document), 2, "not a database"),
+        (("runs", "list", "--journal", tmp_path / "none.db"), 2, "there is no journal"),
+        (("runs", "show", "nobody", "--journal", journal), 2, "holds no run"),
+        (
+            ("runs", "edit", "gate", "--step", 99, "--memory", "x", "--journal", journal),
+            2,
+            "has no memory after step 99",
+        ),
+        (("runs", "resume", "nobody", document, "--journal", journal), 2, "holds no run"),
+        (("runs", "export", "gate", "--journal", journal, "-o", journal), 2, "would overwrite the journal"),
+        (("trace", "gate", "--journal", journal, "-o", journal), 2, "would overwrite the journal"),
+        (
+            ("read", "-q", QUESTION, document, *at(server), "--journal", journal, "--trace", journal),
+            2,
+            "would overwrite the journal",
+        ),
+        (("read", "-q", QUESTION, document, *at(server), "--journal", journal, "--run", ""), 2, "a run's name"),
+        (("runs", "edit", "gate", "--step", 10**20, "--memory", "x", "--journal", journal), 2, "step has to be"),
+    ]:
+        done = run(*args)
+        assert (done.exit_code, done.stdout) == (code, "")
+        assert said in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "none.db").exists()

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers.counters import COUNTERS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memagent_integrations import UsageError
+from memagent_integrations.chunking import FULL, Chunker, achunks, chunks
+from memagent_integrations.documents import Piece, pieces
+from memagent_integrations.records import Chunk
+from memagent_integrations.tokens import Counter
+
+PIECES = [
+    "word ",
+    "longer-word ",
+    "Sentence end. ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    "中文字符。",
+    "مرحبا ",
+    "👩‍👩‍👧",
+    "é",
+    "e\u0301",
+    "\u202e",
+    "\x00",
+    "x" * 40,
+    "  ",
+]
+TEXT = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=300).map("".join)
+
+
+def cut(document: object, count: Counter, size: int, overlap: int = 0) -> list[Chunk]:
+    return list(chunks(pieces(document), Chunker(count, size, overlap)))
+
+
+def encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(text=TEXT.map(encodable), size=st.integers(40, 200))
+def test_chunks_join_to_the_text_and_keep_their_size(name: str, text: str, size: int) -> None:
+    count = COUNTERS[name]()
+    made = cut(text, count, size)
+    assert "".join(chunk.text for chunk in made) == text
+    assert [chunk.span.start for chunk in made] == [0, *(chunk.span.end for chunk in made)][: len(made)]
+    for chunk in made:
+        assert chunk.span.tokens == count(chunk.text) <= size
+    for chunk, following in itertools.pairwise(made):
+        # full, or else not one more character of what follows would have fitted in
+        assert chunk.span.tokens >= FULL * size or count(chunk.text + following.text[0]) > size
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_chunks_of_a_novel_are_full(name: str, books: Path) -> None:
+    count = COUNTERS[name]()
+    text = (books / "stevenson-hyde.txt").read_bytes().decode()
+    made = cut(text, count, 1000)
+    assert "".join(chunk.text for chunk in made) == text
+    assert all(900 <= chunk.span.tokens <= 1000 for chunk in made[:-1])
+
+
+def test_cuts_at_the_best_end_that_is_near() -> None:
+    words = "one two three four. " * 30
+    paragraphs = [words[:560] + "\n\n"] * 4
+    assert [chunk.text for chunk in cut("".join(paragraphs), len, 600)] == paragraphs
+    assert all(chunk.text.endswith(". ") for chunk in cut(words * 5, len, 205)[:-1])
+    assert all(chunk.text.endswith(" ") for chunk in cut("word " * 1000, len, 98)[:-1])
+    assert all(chunk.text.endswith("。") for chunk in cut("十二個字的中文句子在這裡。" * 100, len, 135)[:-1])
+
+
+def test_never_cuts_inside_a_character() -> None:
+    made = cut("e\u0301" * 2000, len, 101)
+    assert all(chunk.text.endswith("\u0301") for chunk in made)
+    assert not any(chunk.text.endswith("\r") for chunk in cut("\r\n" * 2000, len, 101))
+
+
+def test_a_long_line_without_a_space() -> None:
+    text = "x" * 3_000_000
+    made = cut(text, len, 50_000)
+    assert "".join(chunk.text for chunk in made) == text
+    assert all(chunk.span.tokens >= 45_000 for chunk in made[:-1])
+
+
+def test_overlap_repeats_the_end_of_the_chunk_before() -> None:
+    text = "The quick brown fox jumps. " * 200
+    made = cut(text, len, 300, 60)
+    rebuilt, end = "", 0
+    for chunk in made:
+        assert text[chunk.span.start : chunk.span.end] == chunk.text
+        assert end - 60 <= chunk.span.start <= end
+        rebuilt, end = rebuilt[: chunk.span.start] + chunk.text, chunk.span.end
+    assert rebuilt == text
+    assert all(chunk.span.start < before.span.end for before, chunk in itertools.pairwise(made))
+
+
+def test_a_chunk_knows_its_sources() -> None:
+    documents = {"a": "A" * 150, "b": "B" * 30, "c": "C" * 100}
+    made = cut([Piece_(name, text) for name, text in documents.items()], len, 100)
+    for chunk in made:
+        parts = [documents[source.document_id][source.start : source.end] for source in chunk.span.sources]
+        assert "".join(parts) == chunk.text.replace("\n", "")
+    covered = [(source.document_id, source.start, source.end) for chunk in made for source in chunk.span.sources]
+    assert [name for name, *_ in covered] == ["a", "a", "b", "c", "c"]
+    assert covered[0][2] == covered[1][1]
+    assert covered[3][2] == covered[4][1]
+
+
+class Piece_:  # noqa: N801
+    """Shaped like a LangChain document."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.page_content, self.metadata = text, {"source": name}
+
+
+def test_pieces_of_one_source_are_one_source() -> None:
+    made = cut((f"line {n}\n" for n in range(500)), len, 1000)
+    assert all(len(chunk.span.sources) == 1 for chunk in made)
+    assert all((s.start, s.end) == (c.span.start, c.span.end) for c in made for s in c.span.sources)
+
+
+def test_a_character_that_does_not_fit() -> None:
+    with pytest.raises(UsageError, match="chunk_tokens=2 is too small"):
+        cut("fine then \U0001f642", lambda text: 9 * text.count("\U0001f642") + (len(text) > 0), 2)
+
+
+def test_takes_no_more_than_it_needs() -> None:
+    taken = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal taken
+        for _ in range(10_000):
+            taken += 1
+            yield "one more line of text\n"
+
+    stream = chunks(pieces(lines()), Chunker(len, 220))
+    next(stream)
+    assert taken < 120
+    next(stream)
+    assert taken < 140
+
+
+async def test_async_chunks_are_the_same() -> None:
+    async def source() -> object:
+        for start in range(0, len(text), 7):
+            yield Piece(text=text[start : start + 7], document_id="d", start=start)
+        yield Piece(text=text, document_id="d", start=len(text))
+
+    text = "Some words to cut. " * 100
+    made = [chunk async for chunk in achunks(source(), Chunker(len, 150))]  # type: ignore[arg-type]
+    assert made == list(chunks([Piece(text=text * 2, document_id="d", start=0)], Chunker(len, 150)))
+
+
+def test_few_counts_a_chunk() -> None:
+    calls = 0
+
+    def counting(inner: Callable[[str], int]) -> Counter:
+        def count(text: str) -> int:
+            nonlocal calls
+            calls += 1
+            return inner(text)
+
+        return count
+
+    made = cut("A sentence of several words stands here. " * 3000, counting(COUNTERS["tiktoken"]()), 500)
+    assert calls <= 6 * len(made)

@@ -1,0 +1,140 @@
+"""An API key never appears where somebody may read it: in errors, logs, readings, traces, journals, pages, pickles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.loopback import Loopback, Request, Response, chat
+
+from memagent_integrations import Journal, MemAgentError, Reader, Reading, save_trace
+from memagent_integrations.backends.openai import OpenAIBackend
+from memagent_integrations.trace import page
+
+KEY = "a-key-that-nobody-may-see-0123456789"
+DOCUMENT = "Some words of a long document. " * 60
+
+
+def error(status: int) -> Callable[[str], Response]:
+    return lambda said: Response(status=status, body={"error": {"message": said}})
+
+
+ECHOES: dict[str, Callable[[str], Response]] = {
+    "a refusal": error(401),
+    "a failure": error(500),
+    "a bad request": error(400),
+    "an unknown model": error(404),
+    "a window that is too small": lambda said: Response(
+        status=400, body={"error": {"message": f"maximum context length {said}"}}
+    ),
+    "an error with status 200": error(200),
+    "no JSON": lambda said: Response(body=f"{{{said}".encode(), headers={"Content-Type": "application/json"}),
+    "a page": lambda said: Response(body=said.encode(), headers={"Content-Type": "text/html"}),
+    "a header": lambda said: Response(status=429, body={}, headers={"Retry-After": said, "X-Request-Id": said}),
+    "a header that is none": lambda said: Response(status=200, body=b"", headers={"Broken\n": said}),
+    "a redirection": lambda said: Response(status=302, body=b"", headers={"Location": f"http://127.0.0.1:1/{said}"}),
+}
+
+
+@pytest.mark.parametrize("how", ["read", "stream", "aread", "astream"])
+@pytest.mark.parametrize("echo", ECHOES)
+def test_a_server_that_gives_the_key_away(
+    echo: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, calls = chat(["a note", "another note", "the answer"]), iter(range(100))
+
+    def respond(request: Request) -> Response:
+        return good(request) if next(calls) < 2 else ECHOES[echo](f"you said {request.headers['Authorization']} {KEY}")
+
+    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "memagent_integrations")
+    with Loopback(respond) as server:
+        backend = OpenAIBackend("m", base_url=f"{server.url}/v1", api_key=KEY, tokenizer="approximate", max_retries=0)
+        with (
+            Reader(backend, chunk_tokens=250, memory_tokens=60, window=2000, journal=tmp_path / "runs.db") as reader,
+            pytest.raises(MemAgentError) as caught,
+        ):
+            read(reader, how)
+        assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+    failure, reading = caught.value, caught.value.reading
+    assert reading is not None
+    assert len(reading.steps) == 2
+    saved = (tmp_path / "saved.json", tmp_path / "page.html")
+    reading.save(saved[0])
+    save_trace(reading, saved[1])
+    shown = [
+        str(failure),
+        repr(failure),
+        repr(backend),
+        repr(reader),
+        repr(reading),
+        reading.to_json(),
+        page(reading),
+        reading._repr_html_(),
+        caplog.text,
+    ]
+    for text in shown:
+        assert KEY not in text
+    assert KEY not in str(failure.args)
+    assert KEY.encode() not in pickle.dumps(failure.with_traceback(None)) + pickle.dumps(reading)
+    for file in (*saved, *tmp_path.glob("runs.db*")):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
+    assert KEY not in "".join(traceback.format_exception(failure))
+
+
+def read(reader: Reader, how: str) -> Reading | None:
+    if how == "read":
+        return reader.read("Why?", DOCUMENT)
+    if how == "stream":
+        for _ in reader.stream("Why?", DOCUMENT):
+            pass
+        return None
+
+    async def one() -> None:
+        async with reader:
+            if how == "aread":
+                await reader.aread("Why?", DOCUMENT)
+            async for _ in reader.astream("Why?", DOCUMENT):
+                pass
+
+    asyncio.run(one())
+    return None
+
+
+def test_a_journal_of_a_reading_with_a_key(tmp_path: Path) -> None:
+    good = chat(["a note", "the answer"])
+    with Loopback(lambda request: good(replace(request, path=request.path.partition("?")[0]))) as server:
+        url = server.url.replace("//", f"//me:{KEY}@")
+        options = {
+            "base_url": f"{url}/v1?token={KEY}",
+            "api_key": KEY,
+            "tokenizer": "approximate",
+            "extra_body": {"password": KEY},
+        }
+        with Reader(
+            "openai:m",
+            backend_options=options,
+            window=2000,
+            chunk_tokens=400,
+            memory_tokens=60,
+            journal=tmp_path / "runs.db",
+        ) as reader:
+            reading = reader.read("Why?", DOCUMENT, run="mine")
+    with Journal(tmp_path / "runs.db") as journal:
+        assert journal.reading("mine") == reading
+        shown = (
+            repr(journal.settings("mine"))
+            + repr(journal.runs())
+            + page(journal.reading("mine"))
+            + reading.to_json()
+            + repr(pickle.dumps(journal))
+        )
+    assert KEY not in shown
+    for file in tmp_path.glob("runs.db*"):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes()

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+from helpers.counters import COUNTERS, byte_bpe
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from memagent_integrations import MissingExtra, UsageError
+from memagent_integrations.tokens import approximate, cut, fit, load_counter, openai_counter
+
+
+@given(size=st.integers(0, 300), limit=st.integers(1, 400), step=st.integers(1, 7))
+def test_fit_finds_the_largest(size: int, limit: int, step: int) -> None:
+    def cost(n: int) -> int:
+        return n * step
+
+    assert fit(limit, size, cost) == min(size, limit // step)
+
+
+@given(size=st.integers(1, 3000), limit=st.integers(1, 1000), guess=st.integers(0, 5000))
+def test_fit_may_stop_when_it_is_enough(size: int, limit: int, guess: int) -> None:
+    best = min(size, limit * 3)
+    found = fit(limit, size, lambda n: -(-n // 3), guess=guess, enough=0.9)
+    assert found <= best
+    assert found == best or -(-found // 3) >= 0.9 * limit
+
+
+def test_fit_needs_few_counts() -> None:
+    asked: list[int] = []
+    fit(5000, 60_000, lambda n: asked.append(n) or n // 4, guess=19_000, enough=0.96)  # type: ignore[func-returns-value]
+    assert len(asked) <= 3
+    asked.clear()
+    assert fit(1000, 1_000_000, lambda n: asked.append(n) or n // 4) == 4003  # type: ignore[func-returns-value]
+    assert len(asked) <= 25
+
+
+@given(text=st.text(), limit=st.integers(1, 50))
+def test_cut_keeps_the_beginning(text: str, limit: int) -> None:
+    short = cut(text, limit, len)
+    assert short == text[:limit]
+
+
+def test_cut_in_tokens() -> None:
+    count = byte_bpe()
+    text = "Ein Wörterbuch, 中文 und noch mehr. " * 20
+    short = cut(text, 50, count)
+    assert text.startswith(short)
+    assert 47 <= count(short) <= 50
+
+
+@pytest.mark.parametrize("name", ["tiktoken", "byte-bpe"])
+def test_approximate_counts_high_on_prose(name: str, books: Path) -> None:
+    count = COUNTERS["tiktoken"]() if name == "tiktoken" else load_counter("tiktoken:cl100k_base")
+    for book in books.glob("*.txt"):
+        text = book.read_text(encoding="utf-8")[:60_000]
+        assert count(text) <= approximate(text) <= 1.9 * count(text), book.name
+
+
+def test_approximate_counts_high_elsewhere() -> None:
+    count = load_counter("tiktoken:cl100k_base")
+    samples = {
+        "code": Path(fit.__code__.co_filename).read_text(encoding="utf-8"),
+        "manual": "\n".join(topics.values())[:50_000],
+        "chinese": "人工智能是一門研究如何使機器具有智能的學科，這個領域發展得很快。" * 20,
+        "arabic": "الذكاء الاصطناعي هو سلوك وخصائص معينة تتسم بها البرامج الحاسوبية. " * 20,
+        "numbers": " ".join(str(n * 7919) for n in range(500)),
+        "emoji": "🙂👩‍👩‍👧🎉" * 50,
+    }
+    for name, text in samples.items():
+        assert approximate(text) >= count(text), name
+    assert approximate("") == 0
+    assert approximate(" ") == 1
+    assert approximate("\ud800") >= 1
+
+
+def test_counters_by_name(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator(
+        ["some text"], trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    expected = len(tokenizer.encode("some text").ids)
+    assert load_counter(f"hf:{tmp_path}")("some text") == expected
+    assert load_counter(f"hf:{tmp_path / 'tokenizer.json'}")("some text") == expected
+    assert load_counter("approximate") is approximate
+    assert load_counter("tiktoken:o200k_base")("hello <|endoftext|>") > 3
+    assert openai_counter("gpt-4o")("hello") == 1
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "hf:", "tiktoken", "nonsense:x", "tiktoken:no_such_encoding", "hf:/no/such/tokenizer"]
+)
+def test_unknown_names_tell_the_ways_out(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UsageError, match="tokenizer='approximate'"):
+        load_counter(spec)
+
+
+def test_unknown_openai_model() -> None:
+    with pytest.raises(UsageError, match="tiktoken has no vocabulary for 'my-model'"):
+        openai_counter("my-model")
+
+
+def test_tokenizers_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def blocked(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "tokenizers":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", blocked)
+    with pytest.raises(MissingExtra) as caught:
+        load_counter("hf:anything")
+    assert caught.value.command == "pip install tokenizers"
+
+
+def test_a_tokenizer_that_truncates_and_pads_still_counts(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    count = load_counter(f"hf:{tmp_path}")
+    assert (count("a"), count("a " * 50)) == (1, 50)

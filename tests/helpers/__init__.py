@@ -1,0 +1,1 @@
+"""What several tests need: real servers, small models, a suite for backends."""

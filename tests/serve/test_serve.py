@@ -1,0 +1,307 @@
+"""The web app over real sockets: what it shows, what it changes, and whom it refuses."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from helpers.loopback import Loopback, Response, chat
+
+from memagent_integrations import Journal, Reader, RunPaused, UsageError
+from memagent_integrations.backends.openai import OpenAIBackend
+from memagent_integrations.serve import Server
+
+QUESTION = "Who has the key?"
+CHUNKS = 9
+SIZES: dict[str, Any] = {"chunk_tokens": 100, "memory_tokens": 80, "window": 2000}
+PATIENCE = 20
+
+
+class Model:
+    """An endpoint whose calls have to be let through once it is held; it notes what it was told."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.broken = False
+        self.let_through()
+
+    def hold(self) -> None:
+        self.passes = threading.Semaphore(0)
+
+    def let_through(self) -> None:
+        self.passes = threading.Semaphore(10_000)
+
+    def __call__(self, prompt: str) -> str | Response:
+        self.prompts.append(prompt)
+        self.passes.acquire(timeout=PATIENCE)
+        if self.broken:
+            return Response(status=400, body={"error": {"message": "out of order"}})
+        return f"Note {len(self.prompts)}. Anna has the key." if "<section>" in prompt else "Anna."
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    made = Model()
+    yield made
+    made.passes.release(100)
+
+
+@pytest.fixture
+def endpoint(model: Model) -> Iterator[Loopback]:
+    with Loopback(chat(model)) as server:
+        yield server
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text("\n".join(f"Line {number} tells of a harbour and a key." for number in range(50)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "runs.db") as made:
+        yield made
+
+
+@pytest.fixture
+def read(endpoint: Loopback, book: Path, journal: Journal) -> Callable[..., Any]:
+    def reader(run: str = "first", document: Any = None) -> Any:
+        with Reader(
+            OpenAIBackend("m", base_url=f"{endpoint.url}/v1", tokenizer="approximate", max_retries=0),
+            journal=journal,
+            **SIZES,
+        ) as made:
+            return made.read(QUESTION, document or book, run=run)
+
+    return reader
+
+
+@pytest.fixture
+def server(journal: Journal) -> Iterator[Server]:
+    made = Server(journal, lambda records, run: Reader.from_run(records, run, window=2000))
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    yield made
+    made.stop()
+    thread.join()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(
+        base_url=server.address, headers={"Authorization": f"Bearer {server.token}"}, timeout=PATIENCE
+    ) as made:
+        yield made
+
+
+def until(holds: Callable[[], Any]) -> Any:
+    """What `holds` gives as soon as it is true."""
+    for _ in range(PATIENCE * 50):
+        if found := holds():
+            return found
+        threading.Event().wait(0.02)
+    raise AssertionError("it never came to that")
+
+
+def state(client: httpx.Client, name: str = "first") -> str:
+    return str(client.get("/api/run", params={"name": name}).json()["run"]["state"])
+
+
+def test_runs_and_their_readings_are_shown(read: Callable[..., Any], client: httpx.Client, book: Path) -> None:
+    assert client.get("/api/runs").json() == []
+    reading = read()
+    (run,) = client.get("/api/runs").json()
+    assert {name: run[name] for name in ("name", "state", "question", "steps", "files", "failure")} == {
+        "name": "first",
+        "state": "finished",
+        "question": QUESTION,
+        "steps": CHUNKS + 1,
+        "files": [str(book)],
+        "failure": None,
+    }
+    told = client.get("/api/run", params={"name": "first"}).json()["reading"]
+    assert (told["answer"], len(told["steps"]), told["tokens"][0]) == ("Anna.", CHUNKS, reading.usage.prompt_tokens)
+    news = client.get("/api/run", params={"name": "first", "have": 4}).json()["reading"]
+    assert [step["index"] for step in news["steps"]] == [4, 5, 6, 7, 8]
+    assert client.get("/api/run", params={"name": "first", "have": CHUNKS + 1}).json()["reading"] is None
+
+
+def test_a_run_is_followed_paused_and_goes_on(read: Callable[..., Any], client: httpx.Client, model: Model) -> None:
+    model.hold()
+    with ThreadPoolExecutor() as pool:  # a run that the server does not read
+        reading = pool.submit(read)
+        until(lambda: model.prompts)
+        assert state(client) == "reading", "before anything of it is recorded"
+        model.passes.release()
+        until(lambda: len(model.prompts) == 2)
+        assert state(client) == "reading"
+        assert client.post("/api/pause", json={"name": "first"}).json() == {"name": None}
+        assert state(client) == "pausing"
+        model.passes.release(100)
+        with pytest.raises(RunPaused, match="was paused after 2 steps; read again to resume"):
+            reading.result()
+    assert state(client) == "paused"
+    assert client.post("/api/resume", json={"name": "first"}).status_code == 200
+    until(lambda: state(client) == "finished")
+    assert len(model.prompts) == CHUNKS + 1, "no call was made twice"
+
+
+def test_an_edited_memory_is_gone_on_with_as_a_branch(
+    read: Callable[..., Any], client: httpx.Client, model: Model, journal: Journal
+) -> None:
+    before = read().steps
+    asked = len(model.prompts)
+    name = client.post(
+        "/api/branch", json={"name": "first", "step": 2, "memory": "Berta has the key, says a person."}
+    ).json()["name"]
+    assert (name, state(client, name)) == ("first.1", "unfinished")
+    assert client.post("/api/resume", json={"name": name}).status_code == 200
+    until(lambda: state(client, name) == "finished")
+    assert len(model.prompts) - asked == CHUNKS + 1 - 3
+    assert "Berta has the key, says a person." in model.prompts[asked]
+    branch = journal.reading(name)
+    assert [step.memory for step in branch.steps[:2]] == [step.memory for step in before[:2]]
+    assert branch.steps[2].reply.edited == branch.steps[2].memory == "Berta has the key, says a person."
+    assert journal.reading("first").steps == before, "what is recorded stays"
+    other = client.post("/api/branch", json={"name": "first", "step": 1, "memory": None}).json()["name"]
+    assert journal.reading(other).steps == before[:2]
+    assert client.post("/api/resume", json={"name": "first"}).json()["error"].startswith("the run first is finished")
+
+
+def test_what_goes_wrong_is_told(
+    read: Callable[..., Any], client: httpx.Client, model: Model, journal: Journal, book: Path
+) -> None:
+    read()
+    name = journal.edit("first", 1, memory="another note")
+    model.broken = True
+    client.post("/api/resume", json={"name": name})
+    told = until(lambda: client.get("/api/run", params={"name": name}).json()["run"]["failure"])
+    assert "out of order" in told
+    model.broken = False
+    book.unlink()
+    client.post("/api/resume", json={"name": name})
+    until(lambda: "book.txt" in (client.get("/api/run", params={"name": name}).json()["run"]["failure"] or ""))
+    read("text", "Some words, and no file. " * 60)
+    name = journal.edit("text", 1, memory="another note")
+    assert "memagent runs resume text.1 FILE" in client.post("/api/resume", json={"name": name}).json()["error"]
+
+
+def test_two_do_not_read_one_run(
+    read: Callable[..., Any], client: httpx.Client, model: Model, journal: Journal
+) -> None:
+    read()
+    name = journal.edit("first", 1, memory="another note")
+    model.hold()
+    assert client.post("/api/resume", json={"name": name}).status_code == 200
+    assert "is being read" in client.post("/api/resume", json={"name": name}).json()["error"]
+    until(lambda: state(client, name) == "reading")
+    assert "is being read" in client.post("/api/resume", json={"name": name}).json()["error"]
+    model.passes.release(100)
+    until(lambda: state(client, name) == "finished")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/api/run?name=nobody", None, 400),
+        ("/api/run?name=first&have=x", None, 400),
+        ("/api/run?name=first&have=-1", None, 400),
+        ("/api/run?name=first&have=99999999999999999999", None, 400),
+        ("/api/nothing", None, 404),
+        ("/api/pause", None, 405),
+        ("/api/pause", b"{", 400),
+        ("/api/pause", b"\xff", 400),
+        ("/api/pause", b"[]", 400),
+        ("/api/pause", b'{"name": 3}', 400),
+        ("/api/pause", b'{"name": "nobody"}', 400),
+        ("/api/pause", b'{"name": "first"}', 400),
+        ("/api/resume", b'{"name": "nobody"}', 400),
+        ("/api/branch", b'{"name": "first", "step": 1, "memory": ""}', 400),
+        ("/api/branch", b'{"name": "first", "step": 1, "memory": 7}', 400),
+        ("/api/branch", b'{"name": "first", "step": 99, "memory": null}', 400),
+        ("/api/branch", b'{"name": "first", "step": -1, "memory": null}', 400),
+        ("/api/branch", b'{"name": "first", "step": true, "memory": null}', 400),
+        ("/api/branch", b'{"name": "first", "step": 1e400, "memory": null}', 400),
+        ("/api/branch", b"[" * 100_000, 400),
+        ("/api/branch", b" " * (1 << 20) + b"{}", 413),
+        ("/api/branch", iter([b"{}"]), 411),
+    ],
+)
+def test_bad_requests_are_told_what_is_wrong(
+    read: Callable[..., Any], client: httpx.Client, path: str, body: bytes | Iterator[bytes] | None, status: int
+) -> None:
+    read()
+    answer = client.get(path) if body is None else client.post(path, content=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]
+    assert state(client) == "finished"
+
+
+def test_the_page_is_for_everybody_and_holds_no_data(read: Callable[..., Any], server: Server) -> None:
+    read()
+    answer = httpx.get(server.address)
+    assert answer.status_code == 200
+    assert "Anna" not in answer.text
+    assert server.token not in answer.text
+    assert "connect-src 'self'" in unescape(answer.text)
+    assert answer.headers["X-Frame-Options"] == "DENY"
+    assert answer.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Authorization": ""}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "Bearer \u00e9".encode("latin-1")}, 401),
+        ({"Origin": "https://elsewhere.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Host": "elsewhere.example"}, 403),
+        ({"Host": "127.0.0.1"}, 403),
+    ],
+)
+def test_others_are_refused(
+    read: Callable[..., Any], client: httpx.Client, headers: dict[str, Any], status: int
+) -> None:
+    read()
+    for answer in (
+        client.get("/api/runs", headers=headers),
+        client.post("/api/pause", json={"name": "first"}, headers=headers),
+    ):
+        assert answer.status_code == status
+        assert "first" not in answer.text
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_it_listens_on_the_loopback_interface_alone(server: Server, journal: Journal) -> None:
+    port = int(server.address.rpartition(":")[2])
+    assert {
+        bound.laddr.ip
+        for bound in psutil.Process().net_connections("tcp")
+        if bound.laddr.port == port and bound.status == "LISTEN"
+    } == {"127.0.0.1"}
+    for wrong, said in ((port, "cannot listen on port"), (70000, "port"), (-1, "port")):
+        with pytest.raises(UsageError, match=said):
+            Server(journal, Reader.from_run, port=wrong)
+
+
+def test_hostile_text_arrives_as_it_is(read: Callable[..., Any], client: httpx.Client, journal: Journal) -> None:
+    hostile = "</script><img src=x onerror=alert(1)> \u2028 \ud800 \x00"
+    read()
+    body = json.dumps({"name": "first", "step": 1, "memory": hostile})
+    name = client.post("/api/branch", content=body).json()["name"]
+    assert journal.reading(name).memory == hostile
+    answer = client.get("/api/run", params={"name": name})
+    assert answer.headers["Content-Type"] == "application/json"
+    assert "<img" in "".join(text for _, text in answer.json()["reading"]["steps"][1]["diff"])

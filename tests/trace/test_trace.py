@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_runs import run
+
+from memagent_integrations import BackendError, Journal, Reader, Reading, ScriptedBackend, UsageError
+from memagent_integrations.changes import difference
+from memagent_integrations.records import Budgets, Reply, Source, Span, Step
+from memagent_integrations.trace import origins, page, save_trace
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> <!-- {{ 7 * 7 }} \u2028 </style>"
+MEMORIES = [
+    "Anna has the key.",
+    "Anna has the key. The gate is shut.",
+    "Anna has no key! The gate is shut.",
+    "Anna has no key! The gate is shut. It rains",
+]
+
+
+def reading(
+    memories: list[str] = MEMORIES, document: str = "A few words of a document. ", question: str = "Who has the key?"
+) -> Reading:
+    backend = ScriptedBackend(
+        lambda prompt: memories[min(prompt.index, len(memories) - 1)] if prompt.phase == "memory" else "Anna."
+    )
+    return Reader(backend, chunk_tokens=60, memory_tokens=200).read(question, document * 8 * len(memories))
+
+
+def data(html: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(
+        re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[0]
+    )
+    return found
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", " ", "\n", "word", "中", "  x"])).map("".join)
+
+
+@given(old=WORDS, new=WORDS)
+def test_a_difference_holds_both_texts(old: str, new: str) -> None:
+    parts = list(difference(old, new))
+    assert re.sub(r"\s", "", "".join(text for sign, text in parts if sign <= 0)) == re.sub(r"\s", "", old)
+    assert "".join(text for sign, text in parts if sign >= 0) == new
+    if old == new:
+        assert all(sign == 0 for sign, _ in parts)
+
+
+def test_differences_are_of_words() -> None:
+    assert list(difference("Anna has the key.", "Anna has no key.")) == [
+        (0, "Anna has "),
+        (-1, "the "),
+        (1, "no "),
+        (0, "key."),
+    ]
+
+
+def test_where_each_sentence_of_the_final_memory_came_from() -> None:
+    assert len(reading().steps) == len(MEMORIES) + 1, "a chunk for each memory"
+    assert dict(origins(reading())) == {"Anna has no key!": 2, "The gate is shut.": 1, "It rains": 3}
+
+
+def test_the_page_holds_the_reading_and_nothing_from_elsewhere() -> None:
+    html = page(reading())
+    told = data(html)
+    assert told["question"] == "Who has the key?"
+    assert told["answer"] == "Anna."
+    assert len(told["steps"]) == 4  # type: ignore[arg-type]
+    assert not re.search(r"(?:src|href)\s*=\s*[\"']?(?:https?:)?//|@import|url\(", html)
+    assert "default-src 'none'" in html
+
+
+def test_no_text_is_markup() -> None:
+    html = page(reading([HOSTILE] * 3, HOSTILE, HOSTILE))
+    assert html.count("<script") == 2
+    assert "<img" not in html
+    assert data(html)["question"] == HOSTILE
+    assert "<title>&lt;/script&gt;" in html
+
+
+def test_a_reading_that_failed_has_a_page_too() -> None:
+    with pytest.raises(BackendError) as caught:
+        Reader(ScriptedBackend(["one", BackendError("the server went away")]), chunk_tokens=60).read(
+            "q", "A few words. " * 60
+        )
+    assert caught.value.reading is not None
+    assert data(page(caught.value.reading))["error"] == "the server went away"
+
+
+def long_reading() -> Reading:
+    facts = [f"fact {n} of the long document is noted here. " for n in range(2000)]
+    memories = ["".join(facts[max(n - 40, 0) : n + 1]) for n in range(2000)]
+    steps = [
+        Step(
+            index=n,
+            phase="memory",
+            span=Span(index=n, start=n, end=n + 1, tokens=1, sources=(Source(document_id="log", start=n, end=n + 1),)),
+            memory_before=memories[n - 1] if n else "",
+            memory=memories[n],
+            reply=Reply(text=memories[n]),
+            outcome="updated",
+            cut=False,
+        )
+        for n in range(2000)
+    ]
+    return Reading(question="q", answer="a", memory=memories[-1], steps=tuple(steps), model="m", budgets=Budgets())
+
+
+def test_two_thousand_steps_are_one_page_of_reasonable_size() -> None:
+    html = page(long_reading())
+    assert len(data(html)["steps"]) == 2000  # type: ignore[arg-type]
+    assert len(html) < 3 * sum(len(step.memory) for step in long_reading().steps)
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    made = reading()
+    made.save(tmp_path / "trace.json")
+    assert run("trace", tmp_path / "trace.json", "-o", tmp_path / "page.html").exit_code == 0
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(made)
+    done = run("trace", tmp_path / "trace.json", "-o", tmp_path / "trace.json")
+    assert (done.exit_code, "would overwrite the reading" in done.stderr) == (2, True)
+    assert Reading.from_json((tmp_path / "trace.json").read_text()) == made
+    with Journal(tmp_path / "runs.db") as journal:
+        Reader(ScriptedBackend(["m", "a"]), journal=journal).read("q", "text", run="mine")
+    assert run("trace", "mine", "--journal", tmp_path / "runs.db", "-o", tmp_path / "run.html").exit_code == 0
+    assert data((tmp_path / "run.html").read_text(encoding="utf-8"))["question"] == "q"
+    (tmp_path / "other.json").write_text("{}")
+    for args in (["none.json"], [tmp_path / "other.json"], ["nobody", "--journal", tmp_path / "runs.db"], ["a\0b"]):
+        done = run("trace", *args, "-o", tmp_path / "x.html")
+        assert (done.exit_code, done.stdout) == (2, "")
+    with pytest.raises(UsageError, match="cannot write"):
+        save_trace(made, tmp_path / "none" / "page.html")

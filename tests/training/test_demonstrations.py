@@ -1,0 +1,242 @@
+"""Constructed readings: the prompts are those of reading, the memory holds what was read and nothing else, and whoever follows them is right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from helpers.data import DATA
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memagent_integrations import Reader, ScriptedBackend, UsageError
+from memagent_integrations.evaluation import tasks
+from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.diagnostics import traces
+from memagent_integrations.evaluation.samples import Fact, Sample, Task
+from memagent_integrations.prompts import EMPTY, NO_CHANGE, PromptSet
+from memagent_integrations.records import Prompt
+from memagent_integrations.training.demonstrations import Example, examples
+
+PROMPTS = [
+    PromptSet.default(layout=layout, no_change=no_change, answer_format=form)
+    for layout, no_change, form in (
+        ("section-first", True, "boxed"),
+        ("memory-first", False, "text"),
+        ("section-shared", False, "boxed"),
+    )
+]
+
+
+def reader(script: Any = (), prompts: PromptSet = PROMPTS[0], **budgets: int) -> Reader:
+    return Reader(ScriptedBackend(script), prompts=prompts, **{"chunk_tokens": 200, "memory_tokens": 120, **budgets})  # type: ignore[arg-type]
+
+
+@cache
+def data() -> Data:
+    return Data(DATA if DATA.is_dir() else None)
+
+
+def made(name: str, length: int = 1500, number: int = 0) -> tuple[Task, Sample]:
+    if not (name in ("niah_single_1", "niah_multikey_2", "vt") or DATA.is_dir()):
+        pytest.skip("shared/data is not here")
+    task = tasks.load(name, data())
+    return task, task.make(length, 7, number, reader().backend.count)
+
+
+def sample(text: str, *facts: Fact, answers: tuple[str, ...] = ("42",)) -> tuple[Task, Sample]:
+    one = Sample(
+        id="s", question="Which number?", answers=answers, document=lambda: iter([text[:70], text[70:]]), facts=facts
+    )
+    return Task(name="own", metric="em", make=lambda *_: one), one
+
+
+def fact(text: str, part: str, *keys: str) -> Fact:
+    return Fact(text=part, depth=text.index(part) / len(text), keys=keys)
+
+
+def memories(found: list[Example]) -> list[str]:
+    return [example.target for example in found if example.phase == "memory"]
+
+
+# against the reader
+
+
+@pytest.mark.parametrize("prompts", PROMPTS, ids=lambda prompts: prompts.name)
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        ("niah_single_1", 1500),
+        ("niah_multikey_2", 1500),
+        ("niah_multivalue", 1500),
+        ("vt", 1500),
+        ("babilong_train_qa2", 1500),
+        ("hqa_train", 12),
+    ],
+)
+def test_a_model_that_follows_them_meets_the_same_prompts_and_is_right(
+    name: str, length: int, prompts: PromptSet
+) -> None:
+    for number in range(3):
+        task, one = made(name, length, number)
+        found = list(examples(task, one, reader(prompts=prompts, memory_tokens=700)))
+        follows = {example.messages: example.target for example in found}
+        model = reader(lambda prompt, follows=follows: follows[prompt.messages], prompts=prompts, memory_tokens=700)
+        reading = model.read(one.question, one.document())
+        backend: Any = model.backend
+        assert [prompt.messages for prompt in backend.prompts] == [example.messages for example in found]
+        assert [prompt.phase for prompt in backend.prompts] == [example.phase for example in found]
+        assert reading.answer is not None
+        assert task.score(reading.answer, one) == 1
+        assert not any(step.cut for step in reading.steps)
+        for trace in traces(reading, one):
+            assert trace.in_memory
+            assert trace.noted_at == trace.read_at, "noted as soon as its end is read, and not before"
+        before = ""
+        for step in reading.steps[:-1]:
+            assert len(step.memory) >= len(before)
+            before = step.memory
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    words=st.integers(20, 400),
+    places=st.lists(st.integers(0, 399), min_size=1, max_size=5, unique=True),
+    chunk=st.integers(10, 120),
+    overlap=st.integers(0, 5),
+    seed=st.integers(0, 9),
+)
+def test_a_fact_enters_with_the_chunk_in_which_it_ends(
+    words: int, places: list[int], chunk: int, overlap: int, seed: int
+) -> None:
+    seeded = random.Random(seed)
+    parts = ["word" + seeded.choice(".?, ") for _ in range(words)]
+    for n, place in enumerate(sorted(place % words for place in places)):
+        parts.insert(place + n, f"Fact number {n} is {n * 7}.")
+    text = " ".join(parts)
+    facts = [fact(text, f"Fact number {n} is {n * 7}.", str(n * 7)) for n in range(len(places))]
+    task, one = sample(text, *sorted(facts, key=lambda fact: fact.depth))
+    model = reader(chunk_tokens=chunk, overlap_tokens=min(overlap, chunk // 2))
+    found = memories(list(examples(task, one, model)))
+    spans = [piece.span for piece in model.chunks(text)]
+    assert len(found) == len(spans)
+    known: list[str] = []
+    for span, target in zip(spans, found, strict=True):
+        ended = [
+            fact.text
+            for fact in sorted(facts, key=lambda fact: text.index(fact.text))
+            if text.index(fact.text) + len(fact.text) <= span.end
+        ]
+        assert target == ("\n".join(ended) if ended != known else NO_CHANGE)
+        known = ended
+    assert len(known) == len(places)
+
+
+# forms
+
+
+def test_a_fact_across_a_boundary_is_noted_where_it_ends() -> None:
+    text = (
+        "Blank words here. " * 12 + "The number that was asked for is forty-two, said Ann. " + "Blank words here. " * 12
+    )
+    task, one = sample(text, fact(text, "The number that was asked for is forty-two, said Ann."))
+    model = reader(chunk_tokens=53)
+    first, second = [piece.text for piece in model.chunks(text)][:2]
+    assert "The number" in first
+    assert "said Ann" not in first
+    assert "said Ann." in second
+    assert memories(list(examples(task, one, model)))[:3] == [
+        NO_CHANGE,
+        "The number that was asked for is forty-two, said Ann.",
+        NO_CHANGE,
+    ]
+
+
+def test_without_a_sign_for_no_change_the_memory_is_written_again() -> None:
+    text = "Blank. " * 60 + "It is 42. " + "Blank. " * 100
+    task, one = sample(text, fact(text, "It is 42.", "42"))
+    found = list(examples(task, one, reader(prompts=PROMPTS[1], chunk_tokens=100)))
+    assert memories(found) == [EMPTY, "It is 42.", "It is 42.", "It is 42."]
+    assert found[1].messages[0].content.count(EMPTY) == 1, "what was repeated is still no memory"
+    assert [example.target for example in found if example.phase == "answer"] == ["42"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "gold"),
+    [("em", "red"), ("sub_em", "red"), ("string_match_part", "red"), ("string_match_all", "red, blue")],
+)
+def test_the_answer_is_a_gold_one_in_the_form_of_the_prompts(metric: str, gold: str) -> None:
+    text = "The colours are red and blue."
+    task, one = sample(text, fact(text, text, "red", "blue"), answers=("red", "blue"))
+    for prompts in PROMPTS:
+        *_, last = examples(replace(task, metric=metric), one, reader(prompts=prompts))
+        assert last.target == (f"\\boxed{{{gold}}}" if prompts.answer_format == "boxed" else gold)
+        assert prompts.parse_answer(last.target) == gold
+    *_, last = examples(task, replace(one, metric=metric), reader(prompts=PROMPTS[1]))
+    assert last.target == gold, "a sample's own metric comes first"
+
+
+def test_facts_that_are_too_long_are_noted_by_their_keys() -> None:
+    long, short = "Title\nThe answer, after much talk" + " of this and that" * 20 + ", is 42.", "Ann is here."
+    text = f"{short} {'Blank. ' * 100}{long} {'Blank. ' * 100}"
+    task, one = sample(text, fact(text, short, "Ann"), fact(text, long, "42", "Title"))
+    assert memories(list(examples(task, one, reader(memory_tokens=200))))[-2] == f"{short}\n{' '.join(long.split())}"
+    model = reader(memory_tokens=20)
+    noted = [memory for memory in memories(list(examples(task, one, model))) if memory != NO_CHANGE]
+    assert noted == [short, f"{short}\n42, Title"], "the short one stays a sentence"
+    noted = [memory for memory in memories(list(examples(task, one, reader(memory_tokens=6)))) if memory != NO_CHANGE]
+    assert noted == ["Ann", "Ann\n42, Title"], "a fact has the same form from its first memory to the last"
+    assert memories(list(examples(task, one, reader(memory_tokens=200, output_tokens=6)))) == memories(
+        list(examples(task, one, reader(memory_tokens=6)))
+    )
+    with pytest.raises(
+        UsageError, match="the keys of the gold facts have 5 tokens, and the memory holds 4; raise memory_tokens"
+    ):
+        list(examples(task, one, reader(memory_tokens=4)))
+
+
+def test_a_fact_that_imitates_the_prompt_stands_in_the_memory_as_it_was_shown() -> None:
+    text = "Blank. " * 50 + "The </memory> <|im_end|> is 42. " + "Blank. " * 50
+    task, one = sample(text, fact(text, "The </memory> <|im_end|> is 42.", "42"))
+    found = list(examples(task, one, reader(chunk_tokens=60)))
+    (noted,) = [memory for memory in memories(found) if memory != NO_CHANGE]
+    assert noted == "The ‹/memory> ‹|im_end|> is 42."
+    assert noted in found[-1].messages[0].content
+
+
+def test_they_come_one_after_the_other() -> None:
+    taken = 0
+
+    def document() -> Iterator[str]:
+        nonlocal taken
+        for piece in ["It is 42. ", *["Blank. " * 50] * 100]:
+            taken += 1
+            yield piece
+
+    task, one = sample("unused", Fact(text="It is 42.", depth=0))
+    found = examples(task, replace(one, document=document), reader())
+    next(found)
+    assert taken < 101 + 10, "once to find the facts, and then as far as the first chunk"
+    found.close()
+
+
+def test_samples_of_which_no_trace_can_be_made() -> None:
+    task, one = sample("Text.")
+    with pytest.raises(
+        UsageError, match="has no gold facts, so nobody knows what its memory should hold; leave own out"
+    ):
+        list(examples(task, one, reader()))
+    with pytest.raises(UsageError, match="does not hold the fact"):
+        list(examples(task, replace(one, facts=(Fact(text="Other", depth=0),)), reader()))
+
+
+def test_the_model_is_not_asked() -> None:
+    def script(prompt: Prompt) -> str:
+        raise AssertionError(prompt)
+
+    task, one = made("vt")
+    assert list(examples(task, one, reader(script)))

@@ -19,6 +19,7 @@ from typing import Any
 import openai
 import pytest
 from helpers.contract import ask
+from helpers.fake_llm import FakeLLM
 from helpers.loopback import Loopback, Request, Respond, Response, chat, completion
 from langchain_core.messages import AIMessage
 from langchain_openai import ChatOpenAI
@@ -26,7 +27,6 @@ from llama_index.core.llms import LLMMetadata
 from packaging.requirements import Requirement
 from pydantic import SecretStr
 from tenacity import wait_none
-from test_llama_index import FakeLLM
 from test_openai import KEY, endpoint, problem
 
 from memagent_integrations import (
@@ -224,7 +224,7 @@ def test_c_what_an_openai_like_does_not_know_or_tell_is_unknown() -> None:
     class OpenAILike(OpenAI):
         pass
 
-    llm = OpenAILike(script=said, told={"usage": None})
+    llm = OpenAILike(script=said, raw={"usage": None})
     assert (LLMBackend(llm).window, LLMBackend(llm).max_retries) == (None, 0)
     response: Any = MemAgentQueryEngine.from_documents(DOCUMENT, llm, streaming=True, output_tokens=60, **SIZES).query(
         "Why?"

@@ -18,6 +18,7 @@ from typing import Any, TypedDict
 from uuid import UUID
 
 import pytest
+from helpers.fake_llm import FakeLLM, FixedRetriever, fake, pieces_of
 from helpers.loopback import Loopback, Request, Response, chat, completion
 from helpers.scripted_chat import ANSWER, DOCUMENT, SMALL, Model, count, say, total
 from langchain.agents import create_agent
@@ -48,7 +49,6 @@ from llama_index_instrumentation.span_handlers import SimpleSpanHandler
 from pydantic import Field, PrivateAttr
 from sqlalchemy.ext.asyncio import create_async_engine
 from tenacity import wait_none
-from test_llama_index import FakeLLM, Found, all_of, fake
 from test_memory import DOWN, user
 from test_memory import Model as MemoryModel
 from test_middleware import THREAD, Chat, middleware, texts
@@ -160,7 +160,7 @@ class LlamaIndex:
         engine = self.engine(document, streaming=way.endswith("stream"))
         response: Any = await engine.aquery(question) if way.startswith("a") else engine.query(question)
         if way == "astream":
-            pieces = await all_of(response)
+            pieces = await pieces_of(response)
         else:
             pieces = list(response.response_gen) if way == "stream" else [str(response)]
         told = response.metadata["memagent"]
@@ -762,9 +762,9 @@ async def test_complaint_10_nor_do_others_engines_collapse_it() -> None:
     """llama_index #22831, #22183."""
     nodes = [NodeWithScore(node=TextNode(text=DOCUMENT), score=1.0)]
     synthesizer = MemAgentSynthesizer(fake(long_answer), streaming=True, tokenizer=count, **SMALL)
-    engine = RetrieverQueryEngine(Found(nodes), response_synthesizer=synthesizer)
+    engine = RetrieverQueryEngine(FixedRetriever(nodes), response_synthesizer=synthesizer)
     response: Any = engine.query(QUESTION)
-    assert len(list(response.response_gen)) == len(await all_of(await engine.aquery(QUESTION))) == len(LONG.split())
+    assert len(list(response.response_gen)) == len(await pieces_of(await engine.aquery(QUESTION))) == len(LONG.split())
 
 
 # ---- 11 and 12: side by side ---------------------------------------------------------------------------------------------------
@@ -926,7 +926,7 @@ async def test_complaint_13_usage_is_told_in_every_way_llama_index(way: str) -> 
 @EACH_WAY
 async def test_complaint_13_usage_that_no_server_told_is_unknown_and_not_0(door: Door, way: str) -> None:
     """langgraph #4848; llama_index #19740, #18118."""
-    subject = door(model=Model(usage=False) if door is LangChain else fake(say, told={"usage": None}))
+    subject = door(model=Model(usage=False) if door is LangChain else fake(say, raw={"usage": None}))
     assert (await subject.ask(way)).usage == (None, None)
 
 
@@ -1255,7 +1255,7 @@ async def test_complaint_20_sources_say_on_which_page_llama_index(way: str) -> N
     )
     response: Any = await engine.aquery(QUESTION) if way.startswith("a") else engine.query(QUESTION)
     if way.endswith("stream"):
-        await all_of(response) if way == "astream" else list(response.response_gen)
+        await pieces_of(response) if way == "astream" else list(response.response_gen)
     sources = [source.node for source in response.source_nodes]
     assert [label for label, _ in Counter(node.metadata["page_label"] for node in sources).items()] == [
         "1",

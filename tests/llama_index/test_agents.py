@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from helpers.fake_llm import fake
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ReActAgent, ToolCallResult
 from llama_index.core.base.base_selector import BaseSelector
 from llama_index.core.base.llms.types import ToolCallBlock
@@ -20,7 +21,6 @@ from llama_index.core.selectors import LLMSingleSelector, MultiSelection, Single
 from llama_index.core.tools import QueryEngineTool, ToolMetadata
 from pydantic import Field
 from sqlalchemy.ext.asyncio import create_async_engine
-from test_llama_index import fake
 
 from memagent_integrations import BackendError, MemAgentQueryEngine, MemAgentSynthesizer, ScriptedBackend
 from memagent_integrations.llama_index.memory import MemAgentMemoryBlock

@@ -5,25 +5,37 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.contract import BackendContract
+from helpers.fake_llm import (
+    ANSWER,
+    SIZES,
+    FakeLLM,
+    FixedRetriever,
+    ServerError,
+    documents,
+    fake,
+    one_note,
+    pieces_of,
+    prompt,
+    scripted,
+    text_read,
+)
 from llama_index.core import SimpleDirectoryReader
 from llama_index.core.base.llms.types import ThinkingBlock
-from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse
+from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.llms import ChatMessage, ChatResponse, LLMMetadata, MockLLM
 from llama_index.core.llms.callbacks import llm_chat_callback
-from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.node_parser import SentenceSplitter, TokenTextSplitter
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.readers.base import BaseReader
-from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import Document, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.settings import Settings
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 import memagent_integrations
 from memagent_integrations import (
@@ -36,137 +48,7 @@ from memagent_integrations import (
     UsageError,
 )
 from memagent_integrations.llama_index import LLMBackend
-from memagent_integrations.records import Message, Prompt, Reply, Usage
-
-SIZES: dict[str, Any] = {"chunk_tokens": 200, "memory_tokens": 50, "output_tokens": 50}
-ANSWER = "the code is seven"
-
-
-class FakeLLM(MockFunctionCallingLLM):
-    """Says what `script(prompt)` says, word by word when it streams, and reports usage; `calls` is the history."""
-
-    script: Callable[[str], Any]
-    api_key: str = ""
-    context: int = 8192
-    told: dict[str, Any] = Field(default_factory=dict)
-    calls: list[tuple[str, list[ChatMessage], dict[str, Any]]] = Field(default_factory=list)
-    arrive: Any = None
-
-    @property
-    def metadata(self) -> LLMMetadata:
-        return LLMMetadata(context_window=self.context, is_chat_model=True, model_name="fake")
-
-    @classmethod
-    def class_name(cls) -> str:
-        return "FakeLLM"
-
-    def words(self, method: str, messages: Any, options: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-        self.calls.append((method, list(messages), options))
-        said = self.script(messages[-1].content)
-        if isinstance(said, BaseException):
-            raise said
-        words = re.findall(r"\s?\S+", said)
-        kept = words[: options.get("max_tokens", 10**6)]
-        usage = {
-            "prompt_tokens": sum(len(Settings.tokenizer(message.content)) for message in messages),
-            "completion_tokens": len(kept),
-            "prompt_tokens_details": {"cached_tokens": 3},
-        }
-        return kept, {"choices": [{"finish_reason": "stop" if kept == words else "length"}], "usage": usage} | self.told
-
-    @llm_chat_callback()
-    def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
-        words, raw = self.words("chat", messages, kwargs)
-        return ChatResponse(message=ChatMessage(role="assistant", content="".join(words)), raw=raw)
-
-    @llm_chat_callback()
-    def stream_chat(self, messages: Any, **kwargs: Any) -> Iterator[ChatResponse]:
-        words, raw = self.words("stream_chat", messages, kwargs)
-        return parts(words, raw)
-
-    @llm_chat_callback()
-    async def achat(self, messages: Any, **kwargs: Any) -> ChatResponse:
-        if self.arrive:
-            await self.arrive()
-        words, raw = self.words("achat", messages, kwargs)
-        return ChatResponse(message=ChatMessage(role="assistant", content="".join(words)), raw=raw)
-
-    @llm_chat_callback()
-    async def astream_chat(self, messages: Any, **kwargs: Any) -> AsyncIterator[ChatResponse]:
-        words, raw = self.words("astream_chat", messages, kwargs)
-
-        async def stream() -> AsyncGenerator[ChatResponse]:
-            for part in parts(words, raw):
-                await asyncio.sleep(0)
-                yield part
-
-        return stream()
-
-
-def parts(words: list[str], raw: dict[str, Any]) -> Iterator[ChatResponse]:
-    for number, word in enumerate(words, 1):
-        yield ChatResponse(message=ChatMessage(role="assistant", content="".join(words[:number])), delta=word)
-    yield ChatResponse(message=ChatMessage(role="assistant", content="".join(words)), delta="", raw=raw)
-
-
-def notes(prompt: str) -> str:
-    return "one note" if "<section>" in prompt else ANSWER
-
-
-def fake(script: Callable[[str], Any] = notes, **fields: Any) -> FakeLLM:
-    return FakeLLM(script=script, **fields)
-
-
-def prompt(text: str = "hello", phase: Any = "answer") -> Prompt:
-    return Prompt(index=0, phase=phase, messages=(Message(role="user", content=text),), max_tokens=12)
-
-
-def scripted() -> ScriptedBackend:
-    return ScriptedBackend(lambda prompt: f"note {prompt.index}" if prompt.phase == "memory" else ANSWER)
-
-
-def documents() -> list[Document]:
-    return [
-        Document(
-            text="".join(f"Day {number} was fair. " for number in range(100)), id_="first", metadata={"file": "a.txt"}
-        ),
-        Document(
-            text="".join(f"Night {number} was dark. " for number in range(60)), id_="second", metadata={"file": "b.txt"}
-        ),
-    ]
-
-
-def read(backend: ScriptedBackend) -> str:
-    """All sections that the backend was shown, in order."""
-    sections = [
-        re.search(r"<section>\n(.*)\n</section>", each.messages[0].content, re.DOTALL)
-        for each in backend.prompts
-        if each.phase == "memory"
-    ]
-    return "".join(section[1] for section in sections if section)
-
-
-async def all_of(response: Any) -> list[str]:
-    assert isinstance(response, AsyncStreamingResponse)
-    return [text async for text in response.response_gen]
-
-
-class Found(BaseRetriever):
-    """A retriever that has already found its nodes."""
-
-    def __init__(self, nodes: list[NodeWithScore]) -> None:
-        self.nodes = nodes
-        self.asked: list[str] = []
-        super().__init__()
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self.asked.append(f"sync {query_bundle.query_str}")
-        return self.nodes
-
-    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self.asked.append(f"async {query_bundle.query_str}")
-        return self.nodes
-
+from memagent_integrations.records import Reply, Usage
 
 # The backend over an LLM
 
@@ -206,7 +88,7 @@ def test_usage_is_found_or_unknown(raw: Any, extra: dict[str, Any], usage: tuple
         def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
             return ChatResponse(message=ChatMessage(content="yes"), raw=raw, additional_kwargs=extra)
 
-    reply = LLMBackend(Reporting(script=notes)).complete(prompt())
+    reply = LLMBackend(Reporting(script=one_note)).complete(prompt())
     assert reply.usage == Usage(prompt_tokens=usage[0], completion_tokens=usage[1], cached_tokens=usage[2])
 
 
@@ -233,7 +115,7 @@ def test_the_sdk_s_own_objects_are_understood() -> None:
         def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
             return ChatResponse(message=ChatMessage(content="yes"), raw=raw)
 
-    reply = LLMBackend(Typed(script=notes)).complete(prompt())
+    reply = LLMBackend(Typed(script=one_note)).complete(prompt())
     assert (reply.usage, reply.finish_reason) == (
         Usage(prompt_tokens=9, completion_tokens=1, cached_tokens=4),
         "length",
@@ -257,7 +139,7 @@ def test_the_finish_reason_has_one_language(raw: dict[str, Any], reason: str | N
         def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
             return ChatResponse(message=ChatMessage(content="yes"), raw=raw)
 
-    assert LLMBackend(Ending(script=notes)).complete(prompt()).finish_reason == reason
+    assert LLMBackend(Ending(script=one_note)).complete(prompt()).finish_reason == reason
 
 
 @pytest.mark.parametrize(
@@ -282,7 +164,7 @@ def test_reasoning_stays_apart(message: ChatMessage) -> None:
                 message=ChatMessage(role="assistant", content="yes")
             )  # no delta: all that was said so far
 
-    backend = LLMBackend(Thinking(script=notes))
+    backend = LLMBackend(Thinking(script=one_note))
     assert (backend.complete(prompt()).text, backend.complete(prompt()).reasoning) == ("yes", "hm")
     text, reply = backend.stream(prompt())
     assert isinstance(reply, Reply)
@@ -306,7 +188,7 @@ def test_the_limit_goes_only_to_llms_that_take_it() -> None:
 
     for llm, name, expected in [
         (fake(), None, {}),
-        (OpenAI(script=notes), None, {"max_tokens": 12}),
+        (OpenAI(script=one_note), None, {"max_tokens": 12}),
         (fake(), "n", {"n": 12}),
     ]:
         LLMBackend(llm, limit_parameter=name).complete(prompt())
@@ -342,7 +224,7 @@ def test_an_llm_that_does_not_know_its_model() -> None:
             raise ValueError("Unknown model 'gpt-99'")
 
     with pytest.raises(UsageError, match="OpenAILike"):
-        MemAgentSynthesizer(Unknown(script=notes)).get_response("q", ["text"])
+        MemAgentSynthesizer(Unknown(script=one_note)).get_response("q", ["text"])
 
 
 async def test_a_synchronous_llm_does_not_block_the_event_loop() -> None:
@@ -361,12 +243,6 @@ async def test_a_synchronous_llm_does_not_block_the_event_loop() -> None:
     assert isinstance(reply, Reply)
     assert len(threads) == 4
     assert threading.main_thread() not in threads
-
-
-class ServerError(Exception):
-    def __init__(self, status: int, message: str = "no") -> None:
-        super().__init__(message)
-        self.status_code = status
 
 
 class ContextWindowExceededError(Exception):
@@ -548,7 +424,7 @@ async def test_only_the_answer_is_streamed_and_only_async_methods_are_awaited() 
     assert {name for name, *_ in llm.calls[:-1]} == {"chat"}
     assert llm.calls[-1][0] == "stream_chat"
     llm.calls.clear()
-    await all_of(await engine.aquery("q"))
+    await pieces_of(await engine.aquery("q"))
     assert {name for name, *_ in llm.calls[:-1]} == {"achat"}
     assert llm.calls[-1][0] == "astream_chat"
 
@@ -567,17 +443,17 @@ async def test_everything_that_holds_text_is_read_whole() -> None:
     for source in (documents(), iter(documents()), Folder(), text):
         backend = scripted()
         response = MemAgentQueryEngine.from_documents(source, backend, **SIZES).query("q")
-        assert read(backend) == text
+        assert text_read(backend) == text
         assert len(response.source_nodes) >= len(backend.prompts) - 1
     backend = scripted()
     response = await MemAgentQueryEngine.from_nodes(later(), backend, **SIZES).aquery("q")
-    assert read(backend) == text
+    assert text_read(backend) == text
     assert {source.node.metadata["file"] for source in response.source_nodes} == {"a.txt", "b.txt"}
     with pytest.raises(UsageError, match="async"):
         MemAgentQueryEngine.from_nodes(later(), backend, **SIZES).query("q")
     backend = scripted()
     assert str(MemAgentQueryEngine(documents()[0], MemAgentSynthesizer(backend, **SIZES)).query("q")) == ANSWER
-    assert read(backend) == documents()[0].text
+    assert text_read(backend) == documents()[0].text
 
 
 async def test_a_query_that_is_refused_uses_up_nothing() -> None:
@@ -596,7 +472,7 @@ async def test_a_query_that_is_refused_uses_up_nothing() -> None:
     assert str(await engine.aquery("q")) == ANSWER
     with pytest.raises(UsageError, match="earlier query"):
         await engine.aquery("q")
-    retriever = Found([])
+    retriever = FixedRetriever([])
     for source in (
         MemAgentQueryEngine.from_retriever(retriever, scripted()),
         MemAgentQueryEngine.from_documents([], scripted()),
@@ -605,7 +481,7 @@ async def test_a_query_that_is_refused_uses_up_nothing() -> None:
             source.query("")
         with pytest.raises(UsageError, match="question is empty"):
             await source.aquery("")
-    assert retriever.asked == []
+    assert retriever.queries == []
 
 
 def test_scored_nodes_come_in_document_order() -> None:
@@ -619,7 +495,9 @@ def test_scored_nodes_come_in_document_order() -> None:
     starts = [source.start_char_idx for source in sources]
     assert len(starts) > 3
     assert starts == sorted(starts)
-    assert read(backend).rindex(firsts[0].get_content()[:20]) < read(backend).rindex(firsts[-1].get_content()[-20:])
+    assert text_read(backend).rindex(firsts[0].get_content()[:20]) < text_read(backend).rindex(
+        firsts[-1].get_content()[-20:]
+    )
     scores = {item.node.node_id: item.score for item in shuffled}
     assert all(source.score == scores[source.node.node_id.split(":")[0]] for source in response.source_nodes)
 
@@ -681,9 +559,9 @@ async def test_metadata_tells_the_steps_the_memory_and_the_usage() -> None:
     assert len(timeless(stream)["steps"]) == len(expected["steps"]) - 1, "the answer is still to come"
     list(stream.response_gen)  # type: ignore[union-attr, arg-type]
     astream = await streaming.aquery("q")
-    await all_of(astream)
+    await pieces_of(astream)
     assert timeless(stream) == timeless(astream) == timeless(engine.query("q")) == timeless(await engine.aquery("q"))
-    unknown = MemAgentQueryEngine.from_documents(documents(), fake(told={"usage": None}), **SIZES).query("q")
+    unknown = MemAgentQueryEngine.from_documents(documents(), fake(raw={"usage": None}), **SIZES).query("q")
     assert unknown.metadata["memagent"]["usage"] == {
         "prompt_tokens": None,
         "completion_tokens": None,
@@ -696,7 +574,7 @@ async def test_no_nodes_no_reading() -> None:
         synthesizer = MemAgentSynthesizer(scripted(), streaming=streaming, empty_response="Nothing found.")
         assert str(synthesizer.synthesize("q", [])) == "Nothing found."
         response = await synthesizer.asynthesize("q", [])
-        assert (await all_of(response) if streaming else [str(response)]) == ["Nothing found."]
+        assert (await pieces_of(response) if streaming else [str(response)]) == ["Nothing found."]
     assert str(MemAgentSynthesizer(scripted()).synthesize("q", [])) == "Empty Response"
     with pytest.raises(UsageError, match="empty"):
         MemAgentSynthesizer(scripted()).synthesize("q", iter([]))
@@ -705,7 +583,7 @@ async def test_no_nodes_no_reading() -> None:
 def test_what_is_no_node() -> None:
     backend = scripted()
     response = MemAgentSynthesizer(backend, **SIZES).synthesize("q", ["a line\n", "another\n"])
-    assert read(backend) == "a line\nanother\n"
+    assert text_read(backend) == "a line\nanother\n"
     assert [(source.node.node_id, source.node.metadata) for source in response.source_nodes] == [("text-1:0-15", {})]
     for wrong in (b"bytes", {"text": "in a dict"}, 7):
         with pytest.raises(UsageError):
@@ -851,12 +729,12 @@ async def test_a_cancelled_reading_stops() -> None:
 
 
 async def test_a_retriever_finds_what_is_read() -> None:
-    retriever = Found([NodeWithScore(node=document, score=0.5) for document in documents()])
+    retriever = FixedRetriever([NodeWithScore(node=document, score=0.5) for document in documents()])
     engine = MemAgentQueryEngine.from_retriever(retriever, scripted(), **SIZES)
     assert str(engine.query("q1")) == str(await engine.aquery("q2")) == ANSWER
-    assert retriever.asked == ["sync q1", "async q2"]
+    assert retriever.queries == ["sync q1", "async q2"]
     assert engine.retrieve(QueryBundle("q3")) == retriever.nodes
-    assert str(MemAgentQueryEngine.from_retriever(Found([]), scripted()).query("q")) == "Empty Response"
+    assert str(MemAgentQueryEngine.from_retriever(FixedRetriever([]), scripted()).query("q")) == "Empty Response"
 
 
 def test_an_engine_shows_what_it_would_read() -> None:

@@ -13,6 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.fake_llm import (
+    ANSWER,
+    SIZES,
+    FixedRetriever,
+    ServerError,
+    documents,
+    fake,
+    pieces_of,
+    prompt,
+    scripted,
+    text_read,
+)
 from llama_index.core import SummaryIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, Response, StreamingResponse
@@ -33,7 +45,6 @@ from llama_index_instrumentation.span_handlers import SimpleSpanHandler
 from packaging.requirements import Requirement
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import create_async_engine
-from test_llama_index import ANSWER, SIZES, Found, ServerError, all_of, documents, fake, prompt, read, scripted
 from test_memory import Model as MemoryModel
 from test_memory import user
 from test_workflow import QUESTION, TEXT, again, events_until, memory_in
@@ -126,7 +137,7 @@ async def test_b_get_response_reads_the_texts_as_separate_documents() -> None:
     backend = scripted()
     synthesizer = MemAgentSynthesizer(backend, **SIZES)
     assert synthesizer.get_response("q", ["first text", "second text"], unused="by our prompts") == ANSWER
-    assert read(backend) == "first text\n\nsecond text"
+    assert text_read(backend) == "first text\n\nsecond text"
     assert await synthesizer.aget_response("q", ["first text"]) == ANSWER
     streaming = MemAgentSynthesizer(backend, streaming=True, **SIZES)
     assert "".join(streaming.get_response("q", ["first text"])) == ANSWER  # type: ignore[arg-type]
@@ -156,7 +167,7 @@ async def test_b_each_kind_of_answer_has_its_class_of_response(settings_llm: Cal
             AsyncStreamingResponse,
         ]
         assert str(response) == str(await plain.aquery("q")) == str(streaming.query("q")) == ANSWER
-        assert list(streamed.response_gen) == await all_of(later) == ["the", " code", " is", " seven"], (
+        assert list(streamed.response_gen) == await pieces_of(later) == ["the", " code", " is", " seven"], (
             "as many pieces as the model sent"
         )  # type: ignore[union-attr, arg-type]
     code = fake(
@@ -219,7 +230,7 @@ async def test_b_an_iterator_is_good_for_one_query() -> None:
 
 
 async def test_b_our_streaming_rules_in_a_retriever_query_engine() -> None:
-    retriever = Found([NodeWithScore(node=document, score=0.5) for document in documents()])
+    retriever = FixedRetriever([NodeWithScore(node=document, score=0.5) for document in documents()])
     for streaming in (False, True):
         synthesizer = MemAgentSynthesizer(scripted(), streaming=streaming, **SIZES)
         engine = RetrieverQueryEngine.from_args(
@@ -228,7 +239,7 @@ async def test_b_our_streaming_rules_in_a_retriever_query_engine() -> None:
         assert isinstance(engine.query("q"), StreamingResponse if streaming else Response)
         assert str(engine.query("q")) == ANSWER
         response = await engine.aquery("q")
-        assert (await all_of(response) if streaming else [str(response)])[-1].endswith("seven")
+        assert (await pieces_of(response) if streaming else [str(response)])[-1].endswith("seven")
         assert set(engine.get_prompts()) == {"response_synthesizer:memory", "response_synthesizer:answer"}
 
 
@@ -254,7 +265,7 @@ def test_b_it_goes_in_as_the_synthesizer_where_no_mode_can_name_it() -> None:
         llm=MockLLM(), response_synthesizer=MemAgentSynthesizer(backend, **SIZES)
     )
     assert str(engine.query("q")) == ANSWER
-    assert read(backend) == "\n\n".join(document.text for document in documents())
+    assert text_read(backend) == "\n\n".join(document.text for document in documents())
 
 
 async def test_b_events_come_in_order_and_the_end_when_the_stream_is_exhausted(heard: Heard) -> None:
@@ -273,7 +284,7 @@ async def test_b_events_come_in_order_and_the_end_when_the_stream_is_exhausted(h
         response: Any = consume("q") if consume == streaming.query else await streaming.aquery("q")
         assert heard.names() == [*opening, "LLMChatStartEvent", *closing]
         heard.events.clear()
-        assert len(await all_of(response) if consume == streaming.aquery else list(response.response_gen)) == 4
+        assert len(await pieces_of(response) if consume == streaming.aquery else list(response.response_gen)) == 4
         assert heard.names() == ["LLMChatEndEvent", "MemAgentAnswerEnd"]
     engine.query("q")
     step = next(event.step for event in heard.events if isinstance(event, MemAgentStep))
@@ -298,7 +309,7 @@ async def test_b_our_events_and_spans_have_their_parents(heard: Heard, spans: Si
         response, later = engine.query("q"), await engine.aquery("q")
         if streaming:
             list(response.response_gen)  # type: ignore[union-attr, arg-type]
-            await all_of(later)
+            await pieces_of(later)
         kinds = {span.id_: span.id_.split("-")[0] for span in spans.completed_spans}
         parents = {(kinds[span.id_], kinds.get(span.parent_id or "")) for span in spans.completed_spans}
         answer = "stream_chat" if streaming else "chat"
@@ -435,10 +446,10 @@ def test_b_source_nodes_say_where_each_chunk_stood_and_hold_text_only_if_asked(
 def test_b_metadata_stands_in_a_prompt_only_if_it_is_put_into_the_text() -> None:
     backend, node = scripted(), TextNode(text="It was fair.", metadata={"ship": "Alma"})
     MemAgentSynthesizer(backend, **SIZES).synthesize("q", [node])
-    assert read(backend) == "It was fair."
+    assert text_read(backend) == "It was fair."
     backend = scripted()
     MemAgentSynthesizer(backend, **SIZES).synthesize("q", [node.get_content(MetadataMode.LLM)])
-    assert read(backend) == "ship: Alma\n\nIt was fair."
+    assert text_read(backend) == "ship: Alma\n\nIt was fair."
 
 
 @pytest.mark.parametrize("insert_method", [InsertMethod.SYSTEM, InsertMethod.USER])
@@ -607,7 +618,7 @@ async def test_b_a_reader_is_loaded_anew_for_each_query_and_off_the_event_loop(k
     source.threads.clear()
     backend.prompts.clear()
     assert str(await engine.aquery("q")) == ANSWER
-    assert read(backend) == "\n\n".join(document.text for document in documents())
+    assert text_read(backend) == "\n\n".join(document.text for document in documents())
     assert threading.main_thread() not in source.threads
 
 
@@ -635,7 +646,7 @@ def test_b_order_is_kept_and_the_memory_bounded_and_the_number_of_calls_is_the_p
     plan = synthesizer.reader.plan("q", pages)
     response = synthesizer.synthesize("q", pages)
     assert len(backend.prompts) == plan.calls == plan.chunks + 1 > 10
-    assert read(backend) == "\n\n".join(page.text for page in pages)
+    assert text_read(backend) == "\n\n".join(page.text for page in pages)
     assert all(backend.count(memory_in(prompt)) <= SIZES["memory_tokens"] for prompt in backend.prompts)
     usage = response.metadata["memagent"]["usage"]  # type: ignore[index]
     assert usage["prompt_tokens"] <= plan.prompt_tokens

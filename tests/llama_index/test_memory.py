@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers.fake_llm import fake
 from llama_index.core.base.llms.types import ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock
 from llama_index.core.llms import ChatMessage
-from test_llama_index import fake
 
 from memagent_integrations import BackendError, ScriptedBackend, UsageError
 from memagent_integrations.conversation import QUESTION

@@ -1,6 +1,6 @@
 """Read documents of any length with a fixed context window.
 
-The names below are all there is to import from here; each is loaded when it is first used.
+`__all__` lists the public names; each is imported when it is first used, so that importing the package stays cheap.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
     "save_trace",
 ]
 
-_HOMES = {
+_MODULES = {  # module -> the public names that it defines
     "backends": ("Backend", "ScriptedBackend", "load_backend"),
     "calls": ("Limits",),
     "errors": (
@@ -80,9 +80,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

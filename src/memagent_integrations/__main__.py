@@ -1,4 +1,4 @@
-"""`python -m memagent_integrations`: the command line, for launchers that take a module."""
+"""Run the command line as `python -m memagent_integrations`, for launchers that take a module."""
 
 from memagent_integrations.cli import app
 

@@ -1,4 +1,4 @@
-"""Differences between two texts, word by word."""
+"""Compare two texts word by word."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from difflib import SequenceMatcher
 from html import escape
 
 _WORD = re.compile(r"\S+\s*|\s+")
-_MOST_PAIRS = 100_000
-_MARKS = {
+_MOST_PAIRS = 100_000  # pairs of equal words beyond which an exact comparison takes minutes
+_MARKUP = {
     0: "{}",
     1: "<ins style='background:rgba(46,160,67,.25);text-decoration:none'>{}</ins>",
     -1: "<del style='background:rgba(248,81,73,.25)'>{}</del>",
@@ -18,25 +18,26 @@ _MARKS = {
 
 
 def difference(old: str, new: str) -> Iterator[tuple[int, str]]:
-    """What became of a text, word by word: (0, kept), (-1, taken out), (1, put in), in reading order. White space is that of `new`."""
-    before, after = _WORD.findall(old), _WORD.findall(new)
-    one, other = [word.strip() for word in before], [word.strip() for word in after]
-    counts, others = Counter(one), Counter(other)
-    repeated = (
-        sum(count * others[word] for word, count in counts.items()) > _MOST_PAIRS
-    )  # a model that repeats itself would take minutes
-    words = SequenceMatcher(None, one, other, autojunk=repeated)
-    for kind, a, b, c, d in words.get_opcodes():
-        if kind == "equal":
-            yield 0, "".join(after[c:d])
+    """Yield the words of both texts in reading order, as (0, kept), (-1, deleted) and (1, inserted).
+
+    White space is not compared; in the words that were kept it is that of `new`.
+    """
+    old_parts, new_parts = _WORD.findall(old), _WORD.findall(new)
+    old_words, new_words = [part.strip() for part in old_parts], [part.strip() for part in new_parts]
+    old_counts, new_counts = Counter(old_words), Counter(new_words)
+    pairs = sum(count * new_counts[word] for word, count in old_counts.items())
+    matcher = SequenceMatcher(None, old_words, new_words, autojunk=pairs > _MOST_PAIRS)  # a model may repeat itself
+    for tag, old_start, old_end, new_start, new_end in matcher.get_opcodes():
+        if tag == "equal":
+            yield 0, "".join(new_parts[new_start:new_end])
             continue
-        if a < b:
-            yield -1, "".join(before[a:b])
-        if c < d:
-            yield 1, "".join(after[c:d])
+        if old_start < old_end:
+            yield -1, "".join(old_parts[old_start:old_end])
+        if new_start < new_end:
+            yield 1, "".join(new_parts[new_start:new_end])
 
 
 def marked(old: str, new: str) -> str:
-    """The new text as HTML, with deletions and insertions marked. It needs no style sheet and suits light and dark pages."""
-    parts = (_MARKS[kind].format(escape(text)) for kind, text in difference(old, new))
+    """Return the new text as HTML, with deletions and insertions marked in colours that suit light and dark pages."""
+    parts = (_MARKUP[sign].format(escape(text)) for sign, text in difference(old, new))
     return f"<div style='white-space:pre-wrap'>{''.join(parts)}</div>"

@@ -1,4 +1,4 @@
-"""Checks of the numbers that callers set. They come before anything is loaded: C code that gets a bad one ends the process."""
+"""Check the settings that callers pass before anything is loaded: C code that gets a bad number crashes the process."""
 
 from __future__ import annotations
 
@@ -10,62 +10,57 @@ from typing import Any
 from memagent_integrations.errors import UsageError
 
 MOST = 2**31 - 1
-"""The largest number that a tokenizer or a server is sure to take."""
+"""The largest number that every tokenizer and server accepts."""
 
-
-_MEANT = {
-    "chunk_size": ["chunk_tokens"],
-    "max_tokens": ["output_tokens"],
-    "context_window": ["window"],
-}  # as others name it
+_OTHER_NAMES = {  # what other libraries call our settings
+    "chunk_size": "chunk_tokens",
+    "max_tokens": "output_tokens",
+    "context_window": "window",
+}
 
 
 def check_int(least: int = 1, most: int = MOST, **settings: int) -> None:
-    """See that settings are whole numbers from `least` to `most`.
+    """Check that every setting is a whole number from `least` to `most`.
 
     Raises:
-        UsageError: one of them is not.
+        UsageError: a setting is not.
     """
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             bound = f" and at most {most}" if isinstance(value, int) and value > most else ""
-            raise UsageError(f"{name} has to be a whole number of at least {least}{bound}, not {_shown(value)}")
+            raise UsageError(f"{name} has to be a whole number of at least {least}{bound}, not {_short_repr(value)}")
 
 
 def check_number(least: float = 0, most: float = math.inf, **settings: float) -> None:
-    """See that settings are finite numbers from `least` to `most`.
+    """Check that every setting is a finite number from `least` to `most`.
 
     Raises:
-        UsageError: one of them is not.
+        UsageError: a setting is not.
     """
     for name, value in settings.items():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or not least <= value <= most
-        ):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or not least <= value <= most:
             bound = "" if most == math.inf else f" and at most {most}"
-            raise UsageError(f"{name} has to be a number of at least {least}{bound}, not {_shown(value)}")
+            raise UsageError(f"{name} has to be a number of at least {least}{bound}, not {_short_repr(value)}")
 
 
-def check_names(given: Iterable[str], known: Collection[str]) -> None:
-    """See that settings are some that there are.
+def check_names(names: Iterable[str], known: Collection[str]) -> None:
+    """Check that every name is a known setting.
 
     Raises:
-        UsageError: one is not; the message names the one that was meant, if it can be told.
+        UsageError: a name is not; the message suggests the setting that was probably meant.
     """
-    for name in given:
+    for name in names:
         if name not in known:
-            meant = _MEANT.get(name) or get_close_matches(name, known, 1)
-            hint = f"did you mean {meant[0]}?" if meant else f"there are: {', '.join(known)}"
+            suggestions = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else get_close_matches(name, known, 1)
+            hint = f"did you mean {suggestions[0]}?" if suggestions else f"there are: {', '.join(known)}"
             raise UsageError(f"there is no setting {name!r}; {hint}")
 
 
 def drop_none(**values: Any) -> dict[str, Any]:
-    """The values that are not None, by name."""
+    """Return the values that are not None, by name."""
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     return "such a large number" if isinstance(value, int) and abs(value) > 10**30 else repr(value)

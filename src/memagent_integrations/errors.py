@@ -1,15 +1,15 @@
-"""The errors of this package. The class of an error says who has to act on it.
+"""The errors of this package. The class of an error says who can fix it.
 
 MemAgentError
 ├── UsageError              the caller changes an argument, a setting or the document
 │   ├── QuestionError       ... the question
 │   └── EmptyDocument       ... the document, which has no text
-├── MissingExtra            somebody installs a package (also an ImportError)
+├── MissingExtra            a package has to be installed (also an ImportError)
 ├── BackendError            the model or its server failed; `retryable` says whether to try again
 │   └── CallTimeout         ... a call took too long
 │       └── RunTimeout      ... the whole reading took too long
 ├── JournalError            the journal cannot be used; what it holds is safe
-│   ├── InUse               ... somebody else is reading the run
+│   ├── InUse               ... another thread or process is reading the run
 │   ├── RunPaused           ... the run was paused; read it again to resume
 │   └── JournalMismatch     ... the document or the settings changed since the run began
 └── ContextOverflow         a prompt does not fit the window: lower a budget or use a larger model
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class MemAgentError(Exception):
-    """Base of every error that this package raises on purpose.
+    """The base class of every error that this package raises on purpose.
 
-    `reading` holds what had been read when a reading raised it (the steps and the memory so far), else None. The readings of
-    `read_many` are not raised: there it is the reading that holds the error.
+    Where a reading raised the error, `reading` holds the steps and the memory up to then; otherwise it is None.
+    `read_many` raises no such error: each failed reading that it returns holds its own.
     """
 
     reading: Reading | None = None
 
 
 class UsageError(MemAgentError):
-    """The caller has to change something: an argument, a setting, or the document."""
+    """The caller has to change an argument, a setting, or the document."""
 
 
 class QuestionError(UsageError):
@@ -49,7 +49,7 @@ class EmptyDocument(UsageError):
 
 
 class MissingExtra(MemAgentError, ImportError):
-    """A package has to be installed. `command` is the line that does it."""
+    """A package has to be installed; `command` is the command line that installs it."""
 
     def __init__(self, what: str, *, command: str) -> None:
         super().__init__(f"{what} is not installed; run: {command}")
@@ -57,7 +57,7 @@ class MissingExtra(MemAgentError, ImportError):
 
     @classmethod
     def extra(cls, what: str, extra: str) -> MissingExtra:
-        """The error for a missing module `what` that the optional dependency group `extra` brings."""
+        """Return the error for a missing module `what` that the optional dependency group `extra` installs."""
         return cls(what, command=f"pip install 'memagent-integrations[{extra}]'")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -65,9 +65,10 @@ class MissingExtra(MemAgentError, ImportError):
 
 
 class BackendError(MemAgentError):
-    """The model or its server failed. `retryable` tells whether the same call may succeed later.
+    """The model or its server failed.
 
-    `retry_after`: after how many seconds at the earliest, where the server said so.
+    `retryable` says whether the same call may succeed later; `retry_after` is the number of seconds that the server
+    asked to wait first, if it did.
     """
 
     retryable: bool
@@ -87,11 +88,11 @@ class CallTimeout(BackendError):
 
 
 class RunTimeout(CallTimeout):
-    """The reading took longer than its limit. This says nothing about the server."""
+    """The whole reading took longer than its limit. This says nothing about the server."""
 
 
 class JournalError(MemAgentError):
-    """The journal's file cannot be read or written, or the run is in use. What is recorded is safe."""
+    """The journal's file cannot be read or written, or the run is in use. Steps already recorded are safe."""
 
 
 class InUse(JournalError):
@@ -103,12 +104,12 @@ class RunPaused(JournalError):
 
 
 class JournalMismatch(JournalError):
-    """The document or the settings changed under a run that is being resumed."""
+    """The document or the settings changed since the run that is being resumed began."""
 
 
 class ContextOverflow(MemAgentError):
-    """A prompt would not fit, or did not fit, into the model's context window."""
+    """A prompt does not fit into the model's context window."""
 
 
-def _unpickle(kind: type[MemAgentError], args: tuple[object, ...]) -> MemAgentError:
-    return kind.__new__(kind, *args)
+def _unpickle(error_class: type[MemAgentError], args: tuple[object, ...]) -> MemAgentError:
+    return error_class.__new__(error_class, *args)

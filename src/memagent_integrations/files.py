@@ -1,4 +1,4 @@
-"""File chores: errors that name the file and the reason, atomic writes, locks, and what is wrong with what was read."""
+"""Read, write and lock files, with errors that name the file and the reason; say what is wrong with what was read."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ from memagent_integrations.errors import MemAgentError, UsageError
 
 
 @contextmanager
-def accessing(action: Literal["read", "write"], path: object, *, hint: str = "") -> Iterator[None]:
-    """Turn a failure to read or write `path` into an error that names it; `hint` says what else to try.
+def accessing(
+    action: Literal["read", "write"], path: object, *, hint: str = "", also: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Turn an error of the block into one that names `path`; `hint` is added to the message, to say what to do.
 
     Raises:
-        UsageError: the block raised an OSError, or a ValueError because the path holds a NUL or a lone surrogate.
+        UsageError: the block raised an OSError, a ValueError (the path holds a NUL or a lone surrogate), or one of
+            `also`, which a library raises in place of an OSError.
     """
     try:
         yield
     except UsageError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, *also) as error:
         raise UsageError(f"cannot {action} {str(path)!r}: {reason(error)}{hint and f'; {hint}'}") from error
 
 
 def reason(error: Exception) -> str:
-    """The reason that an error about a file gives, without the file's name, which our own message has."""
+    """Return why the file could not be used, without its name, which our own message has."""
     return str(getattr(error, "strerror", None) or error)
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The content of a file.
+    """Return the content of a file.
 
     Raises:
         UsageError: the file cannot be read.
@@ -47,9 +50,9 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def write(path: str | Path, content: str | bytes) -> None:
-    """Write a whole file: a crash leaves the old content or the new one, never a part. Text is UTF-8.
+    """Replace the content of a file, all at once: after a crash it is the old one or the new one, never a part.
 
-    A link is followed, and what is not a regular file (a pipe, `/dev/stdout`) is written to as it is.
+    Text is written as UTF-8. A link is followed; a pipe or a device such as `/dev/stdout` is written to directly.
 
     Raises:
         UsageError: the file cannot be written.
@@ -61,37 +64,37 @@ def write(path: str | Path, content: str | bytes) -> None:
             target.write_bytes(data)
             return
         target = target.resolve()
-        new = target.with_name(f".{target.name[:40]}.{token_hex(6)}")
+        temporary = target.with_name(f".{target.name[:40]}.{token_hex(6)}")
         try:
-            with new.open("xb") as file:
+            with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             if target.exists():
-                copymode(target, new)
-            new.replace(target)
+                copymode(target, temporary)
+            temporary.replace(target)
         except BaseException:
             with suppress(OSError):
-                new.unlink()
+                temporary.unlink()
             raise
 
 
 @contextmanager
 def lock(path: str | Path, busy: MemAgentError, *, patience: float = 0) -> Iterator[None]:
-    """Hold the lock file `path`, which no other thread or process holds meanwhile. The system frees it when a process dies.
+    """Hold a lock that no other thread or process can hold at the same time. It is released when its process dies.
 
     Args:
-        path: the lock file, which is made.
-        busy: what to raise when somebody else holds the lock for longer than `patience`.
-        patience: seconds to wait; -1 is for as long as it takes.
+        path: the lock file; it is created.
+        busy: the error to raise when the lock is not free within `patience`.
+        patience: seconds to wait; -1 waits for as long as it takes.
 
     Raises:
         MemAgentError: `busy`.
-        OSError: the lock file cannot be made.
+        OSError: the lock file cannot be created.
     """
-    held = FileLock(path, thread_local=False)  # a generator that holds it may be run by one thread after another
+    file_lock = FileLock(path, thread_local=False)  # different threads may run the generator that holds it
     try:
-        held.acquire(timeout=patience)
+        file_lock.acquire(timeout=patience)
     except Timeout:
         raise busy from None
     process = os.getpid()
@@ -99,20 +102,20 @@ def lock(path: str | Path, busy: MemAgentError, *, patience: float = 0) -> Itera
         yield
     finally:
         if os.getpid() == process:  # a forked child has a copy of this generator, but not the lock
-            held.release()
+            file_lock.release()
 
 
 def first_error(error: ValidationError) -> str:
-    """The first thing that does not fit a record, after the place where it stands."""
+    """Describe the first problem that the validation found: where it is (list items are counted from 1), and what."""
     first = error.errors()[0]
-    place = [str(part + 1) if isinstance(part, int) else str(part) for part in first["loc"]]
+    path = [str(key + 1) if isinstance(key, int) else str(key) for key in first["loc"]]
     if first["type"] == "unexpected_keyword_argument":
-        return f"there is no key {place[-1]!r}" + (f" in {' '.join(place[:-1])}" if place[1:] else "")
-    return f"{' '.join(place)}: {first['msg']}" if place else first["msg"]
+        return f"there is no key {path[-1]!r}" + (f" in {' '.join(path[:-1])}" if path[1:] else "")
+    return f"{' '.join(path)}: {first['msg']}" if path else first["msg"]
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collection[str] = ()) -> str:
-    """The settings that changed, for an error to name: "name: old, now new"; empty where all are the same."""
+    """Describe the settings that changed, as "name: old, now new; ..."; empty if none did."""
     names = sorted({*then, *now} - {*ignored})
     changed = (name for name in names if then.get(name) != now.get(name))
     return "; ".join(f"{name}: {then.get(name)!r}, now {now.get(name)!r}" for name in changed)

@@ -1,7 +1,7 @@
-"""A policy: what has to agree for a trained reader to work, in one directory.
+"""A policy: the settings that a trained reader needs, together in one directory.
 
-`memagent.json` holds the model's name, the LoRA adapter, the prompts and the budgets. Paths in it are inside the directory, so that it can be
-moved and copied as a whole.
+`memagent.json` holds the model's name, the LoRA adapter, the prompts and the budgets. Its paths are relative to the
+directory, so that the directory can be moved and copied as a whole.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from memagent_integrations import files
 from memagent_integrations.errors import UsageError
-from memagent_integrations.files import reason
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets
 
@@ -23,8 +23,8 @@ FILE = "memagent.json"
 class Policy:
     """A model (as `load_backend` names it), an optional adapter, the prompts it was trained with, and its budgets.
 
-    A model whose name begins with "./" lies in the policy's directory: "transformers:./model". `adapter` is a LoRA adapter in PEFT's form, a
-    folder; where there is a GGUF file of the same name beside it, llama.cpp reads that.
+    A model whose path begins with "./" lies in the policy's directory: "transformers:./model". `adapter` is a folder
+    with a LoRA adapter in PEFT's format; for llama.cpp, a GGUF file with the same name lies beside it.
     """
 
     model: str
@@ -33,10 +33,10 @@ class Policy:
     budgets: Budgets = field(default_factory=Budgets)
 
     def adapter_for(self, kind: str) -> str | None:
-        """The adapter in the form that a kind of backend reads.
+        """Return the path of the adapter in the format that a kind of backend reads; None if there is no adapter.
 
         Raises:
-            UsageError: there is no form of it for llama.cpp.
+            UsageError: there is no GGUF file for llama.cpp.
         """
         if not self.adapter or kind != "llamacpp" or self.adapter.endswith(".gguf"):
             return self.adapter
@@ -51,19 +51,18 @@ _ADAPTER = TypeAdapter(Policy)
 
 
 def load(directory: str | Path) -> Policy:
-    """The policy in a directory; its paths are made absolute.
+    """Return the policy in a directory, with absolute paths.
 
     Raises:
         UsageError: the directory holds no valid `memagent.json`.
     """
     path = Path(directory) / FILE
+    with files.accessing("read", path, hint="a directory without this file is no policy"):
+        content = path.read_bytes()
     try:
-        policy = _ADAPTER.validate_json(path.read_bytes())
+        policy = _ADAPTER.validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{path} is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
-        raise UsageError(f"{str(directory)!r} is no policy: cannot read {FILE} ({reason(error)})") from error
+        raise UsageError(f"{path} is not valid: {files.first_error(error)}") from error
     kind, _, name = policy.model.partition(":")
     if kind == "policy":
         raise UsageError(f"{path} is not valid: model: a policy names a model, not another policy")
@@ -73,13 +72,12 @@ def load(directory: str | Path) -> Policy:
 
 
 def save(policy: Policy, directory: str | Path) -> None:
-    """Write a policy's `memagent.json`; the directory is made if need be.
+    """Write a policy's `memagent.json`; the directory is created if necessary.
 
     Raises:
         UsageError: it cannot be written.
     """
-    try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        (Path(directory) / FILE).write_bytes(_ADAPTER.dump_json(policy, indent=1))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot write {FILE} to {str(directory)!r}: {reason(error)}") from error
+    path = Path(directory) / FILE
+    with files.accessing("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, _ADAPTER.dump_json(policy, indent=1))

@@ -1,4 +1,4 @@
-"""The records that travel between the layers. All are frozen and keyword-only."""
+"""The records that pass between the modules. All are frozen and keyword-only."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ Outcome = Literal["updated", "unchanged", "kept", "answered"]
 def _error_to_json(error: MemAgentError | None) -> dict[str, Any] | None:
     if error is None:
         return None
-    known = next(kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
-    return {"type": known, "message": str(error), "retryable": getattr(error, "retryable", False)}
+    # a subclass from elsewhere is saved as the class of this package that it inherits from
+    name = next(base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base)
+    return {"type": name, "message": str(error), "retryable": getattr(error, "retryable", False)}
 
 
 def _error_from_json(value: Any) -> MemAgentError | None:
     if value is None or isinstance(value, MemAgentError):
         return value
-    kind = getattr(errors, str(value["type"]), MemAgentError)
-    if not (isinstance(kind, type) and issubclass(kind, MemAgentError)):
+    error_class = getattr(errors, str(value["type"]), MemAgentError)
+    if not (isinstance(error_class, type) and issubclass(error_class, MemAgentError)):
         raise ValueError(f"{value['type']} is not an error of this package")
-    error = kind.__new__(kind, value["message"])
+    error = error_class.__new__(error_class, value["message"])
     if isinstance(error, errors.MissingExtra):
         error.command = str(error).rpartition("run: ")[2]
     if isinstance(error, errors.BackendError):
@@ -46,12 +47,12 @@ def _error_from_json(value: Any) -> MemAgentError | None:
 class Budgets:
     """Sizes in tokens of the backend's tokenizer.
 
-    Defaults are those of the MemAgent paper (arXiv:2507.02259): a window of 8,192 holds question, chunk, memory and output.
-    `output_tokens` bounds what the model may write in one call, thinking included; None means `memory_tokens` for a
-    memory update and 1,024 for the answer.
+    The defaults are those of the MemAgent paper (arXiv:2507.02259): a window of 8,192 tokens holds the question, a
+    chunk, the memory and the output. `output_tokens` limits what the model may write in one call, thinking included;
+    None means `memory_tokens` for a memory update and 1,024 for the answer.
 
     Raises:
-        UsageError: a budget that is not a positive number, or an overlap that leaves no room for new text.
+        UsageError: a budget is not a positive number, or the overlap leaves no room for new text.
     """
 
     chunk_tokens: int = 5000
@@ -66,19 +67,20 @@ class Budgets:
         )
         check_int(**drop_none(output_tokens=self.output_tokens))
         check_int(least=0, overlap_tokens=self.overlap_tokens)
-        if self.overlap_tokens > self.chunk_tokens // 2:
+        most = self.chunk_tokens // 2
+        if self.overlap_tokens > most:
             raise UsageError(
-                f"overlap_tokens has to lie between 0 and half of chunk_tokens ({self.chunk_tokens // 2}), not {self.overlap_tokens!r}"
+                f"overlap_tokens has to lie between 0 and half of chunk_tokens ({most}), not {self.overlap_tokens!r}"
             )
 
     def output(self, phase: Phase) -> int:
-        """Most tokens the model may write in one call of this phase."""
+        """Return how many tokens the model may write in one call of this phase."""
         return self.output_tokens or (self.memory_tokens if phase == "memory" else 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where text came from: characters `start` to `end` (exclusive) of the document `document_id`."""
+    """Where some text came from: characters `start` to `end` (exclusive) of the document `document_id`."""
 
     document_id: str
     start: int
@@ -87,7 +89,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A chunk without its text: characters `start` to `end` (exclusive) of the whole text, its size, its sources."""
+    """Where a chunk lies: characters `start` to `end` (exclusive) of the whole text; its size and its sources."""
 
     index: int
     start: int
@@ -114,14 +116,17 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Tokens of one or more calls; `cached_tokens` are those of the prompt that were not computed anew. None: the server did not say."""
+    """Tokens of one or more calls; None where the server did not report them.
+
+    `cached_tokens` is the part of `prompt_tokens` that came from a prefix cache.
+    """
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
 
     def __add__(self, other: Usage) -> Usage:
-        """The sum; an unknown number makes that part of the sum unknown."""
+        """Return the sum; a number that is unknown on either side is unknown in the sum."""
 
         def add(a: int | None, b: int | None) -> int | None:
             return None if a is None or b is None else a + b
@@ -138,10 +143,10 @@ NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a model said to one prompt, after `seconds` by the clock. `reasoning` is thinking that the server returned apart from the text.
+    """What the model wrote for one prompt, and the `seconds` that the call took.
 
-    `edited` is what a person put in place of the memory that the reply gave, or None. `recorded`: no call was made for it in this reading, a
-    journal had it.
+    `reasoning` is the thinking, where the server returns it apart from the text. `edited` is the memory that a person
+    put in place of the one in the reply, or None. `recorded`: the reply comes from a journal, without a call.
     """
 
     text: str
@@ -155,13 +160,13 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One call of the model and what became of its reply.
+    """One call of the model, and its effect on the memory.
 
     `index` counts the steps of a reading from 0; `span` is the chunk that was read, None for the answer.
 
-    `outcome`: "updated" (the reply is the new memory), "unchanged" (the model said that nothing is new), "kept" (the reply
-    was unusable, the old memory stands), "answered" (the last step). `cut`: text was lost at the end, because the reply met
-    the output limit or the memory its budget.
+    `outcome`: "updated" (the reply is the new memory), "unchanged" (the model said that nothing is new), "kept" (the
+    reply was unusable, so the old memory was kept), "answered" (the last step). `cut`: the end of the text was lost,
+    because the reply reached the output limit or the memory its budget.
     """
 
     index: int
@@ -174,7 +179,7 @@ class Step:
     cut: bool
 
     def _repr_html_(self) -> str:
-        """The step in a notebook: the memory, and what changed in it."""
+        """Return the step for a notebook: the memory, with what changed in it."""
         if self.phase == "answer":
             return f"<p><b>{escape(self.reply.text)}</b></p>"
         chunk = self.span.index + 1 if self.span else self.index
@@ -183,10 +188,10 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """One call to make: the messages, the output limit, and `after`, the step that the previous reply became.
+    """One call to make: the messages, the output limit, and `after`, the step made from the previous reply.
 
-    `recorded` is the reply to give to the loop in place of a call, where a journal has it. `deadline` is the time by `time.monotonic` at which
-    nobody waits for the reply any more, `context` the OpenTelemetry context that the call belongs to.
+    `recorded` is the reply that a journal holds: send it to the loop instead of making the call. `deadline` is the time
+    (by `time.monotonic`) at which the call is given up, `context` the OpenTelemetry context that it belongs to.
     """
 
     index: int
@@ -201,9 +206,10 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a reading will take, known before the first call.
+    """What a reading will cost, computed before the first call.
 
-    `prompt_tokens` and `completion_tokens` are upper bounds; the chunks have `document_tokens` together (what overlaps counts twice).
+    `prompt_tokens` and `completion_tokens` are upper bounds; `document_tokens` is the sum over the chunks, in which
+    overlapping text counts twice.
     """
 
     chunks: int
@@ -215,9 +221,9 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A document read for one question.
+    """The result of reading a document for one question.
 
-    `answer` is None if and only if `error` is set: the steps and the memory are then those up to the failure.
+    `answer` is None if and only if `error` is set; the steps and the memory are then those up to the failure.
     """
 
     question: str
@@ -234,27 +240,27 @@ class Reading:
 
     @property
     def usage(self) -> Usage:
-        """Tokens summed over all steps; a number that one call left unknown is unknown."""
+        """The tokens of all steps together; a number that is unknown for one call is unknown here."""
         return sum((step.reply.usage for step in self.steps), NO_USAGE)
 
     @property
     def new_usage(self) -> Usage:
-        """Tokens of the calls that were made in this reading: not those of steps that a journal had."""
+        """The tokens of the calls that this reading made: those of steps from a journal are left out."""
         return sum((step.reply.usage for step in self.steps if not step.reply.recorded), NO_USAGE)
 
     @property
     def seconds(self) -> float:
-        """Seconds spent in the model, summed over all steps."""
+        """The seconds that the model took, over all steps."""
         return sum(step.reply.seconds for step in self.steps)
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """The reading as JSON; `from_json` gives it back. A lone surrogate becomes U+FFFD."""
+        """Return the reading as JSON, for `from_json`. A lone surrogate becomes U+FFFD."""
         value = _adapter().dump_python(self)
         return _json().dump_json(encodable(value), indent=indent).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Reading:
-        """The reading that `to_json` wrote.
+        """Return the reading that `to_json` wrote.
 
         Raises:
             UsageError: the text is not such JSON.
@@ -262,8 +268,8 @@ class Reading:
         try:
             return _adapter().validate_json(text)
         except (ValidationError, LookupError, TypeError) as error:
-            said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "its error is not one"
-            raise UsageError(f"this is not a reading saved by to_json: {said}") from error
+            problem = files.first_error(error) if isinstance(error, ValidationError) else "its error is not one"
+            raise UsageError(f"this is not a reading saved by to_json: {problem}") from error
 
     def save(self, path: str | Path) -> None:
         """Write `to_json` to a file.
@@ -274,21 +280,23 @@ class Reading:
         files.write(path, self.to_json(indent=1))
 
     def _repr_html_(self) -> str:
-        """The reading in a notebook: the answer, and every memory to fold out."""
-        end = f"<p><b>{escape(self.answer)}</b></p>" if self.answer else f"<p>{escape(str(self.error))}</p>"
-        steps = "".join(
-            f"<details><summary>chunk {number}: memory {step.outcome}</summary>{marked(step.memory_before, step.memory)}</details>"
-            for number, step in enumerate((step for step in self.steps if step.phase == "memory"), start=1)
+        """Return the reading for a notebook: the answer, and each memory in a fold."""
+        result = f"<p><b>{escape(self.answer)}</b></p>" if self.answer else f"<p>{escape(str(self.error))}</p>"
+        updates = (step for step in self.steps if step.phase == "memory")
+        folds = "".join(
+            f"<details><summary>chunk {number}: memory {step.outcome}</summary>"
+            f"{marked(step.memory_before, step.memory)}</details>"
+            for number, step in enumerate(updates, start=1)
         )
-        return f"<div><p>{escape(self.question)}</p>{end}{steps}</div>"
+        return f"<div><p>{escape(self.question)}</p>{result}{folds}</div>"
 
     def failed(self, error: MemAgentError) -> Reading:
-        """This reading, ended by `error`."""
+        """Return this reading as one that `error` ended."""
         return replace(self, answer=None, error=error)
 
 
 Event = Step | str | Reading
-"""What a reading tells on its way: each step, pieces of the answer, and itself at the end."""
+"""What a streamed reading yields: each step, pieces of the answer's text, and the whole reading last."""
 
 
 @cache

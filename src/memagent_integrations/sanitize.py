@@ -1,4 +1,4 @@
-"""Text made harmless: for a prompt, where it must not act as a control sign or a tag, and for a file, which takes no half characters."""
+"""Make text safe for a prompt, where it must not act as a control token or a tag, and for a file in UTF-8."""
 
 from __future__ import annotations
 
@@ -7,34 +7,39 @@ from functools import cache
 from typing import Any
 
 _CONTROL = re.compile(
-    r"<(?=\|[^|<>\n]{1,60}\|>"  # <|im_start|> and its kin
-    r"|｜[^<>\n]{1,60}｜>"  # the same with full-width bars
-    r"|/?(?:s|bos|eos|pad|unk|mask|sep|cls|think(?:ing)?|tool_(?:call|response)s?|fim_\w{3,9}"
-    r"|(?:start|end)_of_(?:turn|image|role|text|utterance)|empty_output|(?:issue|jupyter|commit)_\w{3,12}|file_sep|repo_name|gh_stars)>"
-    r"|</?SYS>>)"
-    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|MODEL_SETTINGS|THINK|ARGS|IMG)\])",
-    re.IGNORECASE,
+    r"""
+    < (?= \| [^|<>\n]{1,60} \|>         # <|im_start|> and its kin
+        | ｜ [^<>\n]{1,60} ｜>          # the same with full-width bars
+        | /? (?: s | bos | eos | pad | unk | mask | sep | cls
+               | think(?:ing)? | tool_(?:call|response)s? | fim_\w{3,9}
+               | (?:start|end)_of_(?:turn|image|role|text|utterance)
+               | empty_output | (?:issue|jupyter|commit)_\w{3,12} | file_sep | repo_name | gh_stars ) >
+        | </?SYS>> )
+  | \[ (?= /? (?: INST | SYSTEM_PROMPT | AVAILABLE_TOOLS | TOOL_CALLS | TOOL_RESULTS | TOOL_CONTENT
+                | MODEL_SETTINGS | THINK | ARGS | IMG ) \] )
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _UNSENDABLE = re.compile("[\x00\ud800-\udfff]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def neutralise(text: str) -> str:
-    """The text with nothing in it that a chat template or tokenizer takes for a control sign; its length stays the same.
+    """Return the text without anything that a chat template or tokenizer takes for a control token; as long as before.
 
-    The first character of such a sign is replaced by a look-alike, `<|im_end|>` becomes `‹|im_end|>`. NUL and lone surrogates, which no
-    tokenizer takes, become U+FFFD.
+    The first character of a control token is replaced by a look-alike: `<|im_end|>` becomes `‹|im_end|>`. NUL and lone
+    surrogates, which no tokenizer accepts, become U+FFFD.
     """
     return _CONTROL.sub(lambda match: "‹" if match[0] == "<" else "［", _UNSENDABLE.sub("\ufffd", text))
 
 
 def tags_of(template: str) -> tuple[str, ...]:
-    """Names of the tags that stand in a template."""
+    """Return the names of the tags in a template, sorted."""
     return tuple(sorted(set(re.findall(r"</?([A-Za-z_][\w-]*)>", template))))
 
 
 def harmless(text: str, tags: tuple[str, ...]) -> str:
-    """The text `neutralise`d, and unable to open or close one of these tags; as long as before."""
+    """Return the text, `neutralise`d and unable to open or close any of these tags; as long as before."""
     text = neutralise(text)
     return _imitations(tags).sub("‹", text) if tags else text
 
@@ -45,7 +50,7 @@ def _imitations(tags: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def encodable(value: Any) -> Any:
-    """The value (strings, lists, mappings) with U+FFFD in place of lone surrogates: a model may write one, and no file takes it."""
+    """Return the value (text, a list, a mapping) with U+FFFD for lone surrogates: models write some, UTF-8 has none."""
     if isinstance(value, str):
         return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Counting tokens, and finding how much of a text fits into a number of them."""
+"""Count tokens, and find how much of a text fits into a number of them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ if TYPE_CHECKING:
     import tiktoken
 
 Counter = Callable[[str], int]
-"""A function from text to its number of tokens."""
+"""A function that returns the number of tokens of a text."""
 
 WAYS_OUT = (
-    "pass tokenizer='hf:FOLDER_OR_NAME' (a Hugging Face tokenizer), tokenizer='tiktoken:o200k_base' (offline: set TIKTOKEN_CACHE_DIR "
-    "to a folder that holds the vocabulary), or tokenizer='approximate' (no vocabulary; it counts high, to stay on the safe side)"
+    "pass tokenizer='hf:FOLDER_OR_NAME' (a Hugging Face tokenizer), tokenizer='tiktoken:o200k_base' (offline: set "
+    "TIKTOKEN_CACHE_DIR to a folder that holds the vocabulary), or tokenizer='approximate' (no vocabulary; it counts "
+    "high, to stay on the safe side)"
 )
+"""What an error tells the caller to do when no tokenizer can be loaded."""
 
 
 def load_counter(spec: str | Counter) -> Counter:
-    """The counter that a name stands for: "hf:NAME", "tiktoken:ENCODING" or "approximate". A counter stands for itself.
+    """Return the counter named by "hf:NAME", "tiktoken:ENCODING" or "approximate"; a counter is returned as it is.
 
     Raises:
-        UsageError: the name is unknown, or its vocabulary cannot be had.
+        UsageError: the name is unknown, or its vocabulary cannot be loaded.
         MissingExtra: the package that reads the vocabulary is not installed.
     """
     if callable(spec):
@@ -42,7 +44,7 @@ def load_counter(spec: str | Counter) -> Counter:
 
 
 def huggingface(name: str) -> Counter:
-    """A counter over a `tokenizer.json`: a file, a folder that holds one, or a name on the Hugging Face hub."""
+    """Return a counter that uses a `tokenizer.json`, given the file, its folder, or a name on the Hugging Face hub."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -54,7 +56,7 @@ def huggingface(name: str) -> Counter:
     except Exception as error:
         raise UsageError(f"no tokenizer could be loaded from {name!r} ({error}); {WAYS_OUT}") from error
 
-    tokenizer.no_truncation()  # a file may ask for either, and then every text counts the same
+    tokenizer.no_truncation()  # with either, which a file may ask for, every text would have the same count
     tokenizer.no_padding()
 
     def count(text: str) -> int:
@@ -64,17 +66,17 @@ def huggingface(name: str) -> Counter:
 
 
 def tiktoken_counter(encoding: str) -> Counter:
-    """A counter over a tiktoken vocabulary, by the name of its encoding."""
+    """Return a counter that uses the tiktoken vocabulary of an encoding, such as "o200k_base"."""
     import tiktoken
 
     return _tiktoken(encoding, lambda: tiktoken.get_encoding(encoding))
 
 
 def openai_counter(model: str) -> Counter:
-    """The tiktoken counter of an OpenAI model.
+    """Return the tiktoken counter of an OpenAI model.
 
     Raises:
-        UsageError: tiktoken does not know the model, or cannot get its vocabulary.
+        UsageError: tiktoken does not know the model, or cannot load its vocabulary.
     """
     import tiktoken
 
@@ -85,9 +87,8 @@ def _tiktoken(name: str, load: Callable[[], tiktoken.Encoding]) -> Counter:
     try:
         encode = load().encode_ordinary
     except Exception as error:  # an unknown name, or any failure of the download
-        raise UsageError(
-            f"tiktoken has no vocabulary for {name!r} ({type(error).__name__}: {error}); {WAYS_OUT}"
-        ) from error
+        cause = f"{type(error).__name__}: {error}"
+        raise UsageError(f"tiktoken has no vocabulary for {name!r} ({cause}); {WAYS_OUT}") from error
 
     def count(text: str) -> int:
         return len(encode(text))
@@ -96,63 +97,64 @@ def _tiktoken(name: str, load: Callable[[], tiktoken.Encoding]) -> Counter:
 
 
 _PIECES = re.compile(
-    r"(?P<word>[A-Za-z]+)|(?P<one>[0-9]|[!-/:-@\[-`{-~]|[\x00-\x1f\x7f])|(?P<space> +)|(?P<other>[^\x00-\x7f]+)"
+    r"(?P<word>[A-Za-z]+)|(?P<single>[0-9]|[!-/:-@\[-`{-~]|[\x00-\x1f\x7f])|(?P<spaces> +)|(?P<other>[^\x00-\x7f]+)"
 )
 
 
 def approximate(text: str) -> int:
-    """A count without a vocabulary, meant to lie above the true one for prose and code in any script.
+    """Estimate the number of tokens without a vocabulary, rather too high, for prose and code in any script.
 
-    A token for each three letters of a word, for each digit, sign and control character, for each eight spaces of a run, for each two
-    bytes of what is not ASCII, and one more for an emoji. `tests/test_tokens.py` compares it with real vocabularies.
+    Counts one token for three letters of a word, for a digit, sign or control character, for eight spaces in a row, and
+    for two bytes of anything that is not ASCII, plus one for an emoji. The tests compare it with real vocabularies.
     """
     total = 0
     for piece in _PIECES.finditer(text):
         kind, length = piece.lastgroup, piece.end() - piece.start()
         if kind == "word":
             total += math.ceil(length / 3)
-        elif kind == "space":
+        elif kind == "spaces":
             total += length // 8
         elif kind == "other":
-            text = piece.group()
-            total += math.ceil(len(text.encode("utf-8", "replace")) / 2) + sum(char > "\uffff" for char in text)
+            characters = piece.group()
+            total += math.ceil(len(characters.encode("utf-8", "replace")) / 2)
+            total += sum(character > "\uffff" for character in characters)
         else:
             total += 1
     return max(total, 1 if text else 0)
 
 
 def fit(limit: int, size: int, cost: Callable[[int], int], *, guess: int = 0, enough: float = 1.0) -> int:
-    """The largest n <= `size` found with cost(n) <= `limit`; 0 when not even 1 fits.
+    """Return the largest n <= `size` that the search finds with cost(n) <= `limit`; 0 if not even 1 fits.
 
-    `cost` grows with n, though it need not do so at every step (tokens merge). The search alternates interpolation and
-    bisection. It ends early at an n whose cost is at least `enough * limit`, so a caller that can do with 95 % pays for
-    two or three counts.
+    `cost` should grow with n, but may fall a little now and then (tokens merge). The search starts at `guess` and
+    alternates interpolation and bisection. It ends early at an n whose cost is at least `enough * limit`: a caller that
+    is content with 95 % pays for two or three counts.
     """
     low, low_cost, high, high_cost = 0, 0, size + 1, 0
     n = guess or limit * 4
     bisect = False
     while high - low > 1:
         n = min(max(n, low + 1), high - 1)
-        spent = cost(n)
-        if spent <= limit:
-            low, low_cost = n, spent
-            if enough < 1 and spent >= enough * limit:
+        n_cost = cost(n)
+        if n_cost <= limit:
+            low, low_cost = n, n_cost
+            if enough < 1 and n_cost >= enough * limit:
                 break
         else:
-            high, high_cost = n, spent
-        aim = limit * (1 + enough) / 2
-        if high > size:  # nothing has been too much yet
-            n = math.ceil(n * max(aim / max(spent, 1), 1.1))
+            high, high_cost = n, n_cost
+        target = limit * (1 + enough) / 2
+        if high > size:  # no n has been too large yet
+            n = math.ceil(n * max(target / max(n_cost, 1), 1.1))
         elif bisect:
             n = (low + high) // 2
         else:
-            n = low + int((high - low) * (aim - low_cost) / max(high_cost - low_cost, 1))
+            n = low + int((high - low) * (target - low_cost) / max(high_cost - low_cost, 1))
         bisect = not bisect
     return low
 
 
 def cut(text: str, limit: int, count: Counter) -> str:
-    """The longest beginning of `text` that has at most `limit` tokens."""
-    if len(text) < 50 * limit and count(text) <= limit:  # what is far longer is not counted to its end
+    """Return the longest beginning of `text` that has at most `limit` tokens."""
+    if len(text) < 50 * limit and count(text) <= limit:  # a text that is far longer cannot fit: save the count
         return text
     return text[: fit(limit, len(text), lambda n: count(text[:n]))]

@@ -1,7 +1,7 @@
-"""Anything that holds text, as a stream of pieces that know where they came from.
+"""Turn anything that holds text into a stream of pieces that know where they came from.
 
-Framework objects are recognised by their shape (`page_content`, `get_content`, `lazy_load`, ...), so that no framework has to be
-installed. Nothing is read before it is asked for, and nothing is kept.
+Objects of frameworks are recognised by their attributes (`page_content`, `get_content`, `lazy_load`, ...), so that no
+framework has to be installed. Text is read when it is needed and not kept.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from memagent_integrations import files
 from memagent_integrations.errors import MemAgentError, UsageError
-from memagent_integrations.files import reason
 
 SEPARATOR = "\n\n"
-"""Stands between two documents of a collection, so that the end of one does not run into the start of the next."""
+"""The text between two documents of a collection, which keeps them apart."""
 
 Item = TypeVar("Item")
 
 _log = logging.getLogger(__name__)
-_LONGEST_NAME = 255
-_BLOCK = 1 << 18  # bytes of a file read at a time
-_MARKS = (  # that of UTF-32 begins with that of UTF-16
+_LONGEST_FILE_NAME = 255
+_BLOCK_SIZE = 1 << 18  # bytes of a file that are read at a time
+_BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with the one of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_FORMATS = (
+_BINARY_FORMATS = (
     (b"%PDF-", "a PDF"),
     (b"PK\x03\x04", "a ZIP, DOCX or EPUB archive"),
     (b"\x89PNG", "a PNG image"),
@@ -45,7 +45,7 @@ _FORMATS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A part of the text. It starts at character `start` of the document `document_id` (None: text between documents)."""
+    """A part of the text. It starts at character `start` of the document `document_id` (None: it is a separator)."""
 
     text: str
     document_id: str | None
@@ -53,79 +53,66 @@ class Piece:
 
 
 def pieces(document: Any) -> Iterator[Piece]:
-    """The text of a document, piece by piece and lazily.
+    """Yield the text of a document, piece by piece and lazily.
 
-    `document` is a `str` (text, never a file name), a `Path` (UTF-8, or UTF-16 with a byte order mark), a LangChain `Document`, a
-    LlamaIndex node, a loader with `lazy_load` or `lazy_load_data`, or an iterable of any of these. Strings that follow one another
-    in an iterable are one document and are joined as they are (lines of an open file, tokens of a stream); whole documents
-    are set apart by a blank line. A sequence of scored nodes is put back into document order first.
+    `document` is a `str` (text, never a file name), a `Path` (UTF-8, or UTF-16 or UTF-32 with a byte order mark), a
+    LangChain `Document`, a LlamaIndex node, a loader with `lazy_load` or `lazy_load_data`, or an iterable of any of
+    these. Strings that follow one another in an iterable are one document and are joined as they are (lines of an open
+    file, tokens of a stream); whole documents are separated by a blank line. A sequence of scored nodes is put back
+    into document order first.
 
     Raises:
-        UsageError: an object that is no document, a file that is not text, or an error of the caller's own iterator
-            (which is then the cause).
+        UsageError: an object is no document, a file is not text, or the caller's own iterator raised an error (which
+            is then the cause).
     """
-    if isinstance(document, str) and _names_a_file(document):
+    if isinstance(document, str) and _is_name_of_file(document):
         _log.warning(
             "the text %r is read as it is, but it is also the name of a file; pass Path(%r) to read that",
             document,
             document,
         )
-    joiner = _Joiner()
-    yield from _guarded(piece for item in _flatten(document) for piece in joiner.add(item))
+    yield from _Joiner().pieces(document)
 
 
 async def apieces(document: AsyncIterable[Any]) -> AsyncGenerator[Piece]:
-    """`pieces` of an async iterable, which is closed in the end if it can be."""
+    """Yield the text of an async iterable as `pieces` does. An async generator is closed in the end."""
     joiner = _Joiner()
     source = aiter(document)
     try:
-        with _BEGUN.reading(document) if isinstance(document, AsyncIterator) else nullcontext():
-            async for item in _aguarded(source):
-                found = _guarded(piece for part in _flatten(item) for piece in joiner.add(part))
-                async for piece in in_threads(found) if _is_slow(item) else _now(found):
+        with _UNFINISHED.reading(document) if isinstance(document, AsyncIterator) else nullcontext():
+            async for item in _with_reading_errors(source):
+                item_pieces = joiner.pieces(item)
+                async for piece in in_threads(item_pieces) if _is_slow(item) else _as_async(item_pieces):
                     yield piece
     finally:
         if isinstance(source, AsyncGenerator):
             await source.aclose()
 
 
-async def _aguarded(source: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    while True:
-        try:
-            item = await anext(source)
-        except StopAsyncIteration:
-            return
-        except MemAgentError:
-            raise
-        except Exception as error:
-            raise _failed(error) from error
-        yield item
-
-
 async def in_threads(items: Iterator[Item]) -> AsyncGenerator[Item]:
-    """The items, each made in a thread: it may take the disk, the network, or a slow tokenizer."""
+    """Yield the items, each computed in a thread, because it may wait for the disk, the network or a slow tokenizer."""
     while (item := await asyncio.to_thread(next, items, None)) is not None:
         yield item
 
 
-async def _now(items: Iterator[Item]) -> AsyncGenerator[Item]:
+async def _as_async(items: Iterator[Item]) -> AsyncGenerator[Item]:
     for item in items:
         yield item
 
 
-def files(document: Any) -> list[str]:
-    """The files that a document consists of, with their whole paths; none if there is anything else in it."""
+def file_paths(document: Any) -> list[str]:
+    """Return the absolute paths of the files that make up the document; none if it holds anything else."""
     parts = list(document) if isinstance(document, list | tuple) else [document]
     return [str(part.absolute()) for part in parts] if all(isinstance(part, Path) for part in parts) else []
 
 
 def is_async(document: Any) -> bool:
-    """Whether only `apieces` can read the document."""
+    """Return whether the document needs `apieces`."""
     return isinstance(document, AsyncIterable)
 
 
 def is_one_shot(document: Any) -> bool:
-    """Whether reading the document uses it up."""
+    """Return whether the document can be read only once."""
     return isinstance(document, (Iterator, AsyncIterator))
 
 
@@ -133,60 +120,68 @@ def _is_slow(item: Any) -> bool:
     return not (isinstance(item, str) or hasattr(item, "page_content"))
 
 
-class _Begun:
-    """The iterators that were begun and not read to their end. Nobody else may take the rest of one for the whole."""
+class _UnfinishedIterators:
+    """Remembers the iterators that were not read to their end: what is left of one must not pass for the whole text."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[int, Any] = {}  # the object too, or a reference to it: an id is only its own while it lives
+        # By id, which may be used again once the object is gone: hence a weak reference to the object, or the object.
+        self._iterators: dict[int, Any] = {}
 
     @contextmanager
     def reading(self, document: Any) -> Iterator[None]:
+        """Remember the iterator until the block has come to its end."""
+        key = id(document)
         with self._lock:
-            if (kept := self._kept.get(id(document))) is document or (
-                isinstance(kept, weakref.ref) and kept() is document
-            ):
+            known = self._iterators.get(key)
+            if (known() if isinstance(known, weakref.ref) else known) is document:
                 raise UsageError(
-                    "this iterator was read from before, so what is left of it is not the whole document; give what can be read again "
-                    "(str, Path, list, loader), or collect it first"
+                    "this iterator was read from before, so what is left of it is not the whole document; give what "
+                    "can be read again (str, Path, list, loader), or collect it first"
                 )
-            self._kept.pop(id(document), None)
-            self._kept[id(document)] = _weak(document)
-            while len(self._kept) > _MOST_BEGUN:
-                del self._kept[next(iter(self._kept))]
+            self._iterators.pop(key, None)
+            self._iterators[key] = _weak_reference(document)
+            while len(self._iterators) > _MOST_UNFINISHED:
+                del self._iterators[next(iter(self._iterators))]
         yield
         with self._lock:
-            self._kept.pop(id(document), None)
+            self._iterators.pop(key, None)
 
 
-def _weak(item: Any) -> Any:
+def _weak_reference(item: Any) -> Any:
     try:
         return weakref.ref(item)
-    except TypeError:  # those of lists, map and zip
+    except TypeError:  # iterators of lists, map and zip
         return item
 
 
-_MOST_BEGUN = 256
-_BEGUN = _Begun()
+_MOST_UNFINISHED = 256
+_UNFINISHED = _UnfinishedIterators()
 
 
 class _Joiner:
-    """Turns items into pieces: numbers what has no name, puts the separator between documents."""
+    """Turns items into pieces: numbers the documents without a name, and puts the separator between documents."""
 
     def __init__(self) -> None:
         self._documents = 0
-        self._position = 0  # characters of the current run of strings
-        self._open = False  # the last item was a string
+        self._position = 0  # in the current run of strings, in characters
+        self._in_strings = False  # the previous item was a string
 
-    def add(self, item: Any) -> Iterator[Piece]:
+    def pieces(self, document: Any) -> Iterator[Piece]:
+        """Yield the pieces of the next document or documents."""
+        with _reading_errors():
+            for item in _flatten(document):
+                yield from self._pieces_of_item(item)
+
+    def _pieces_of_item(self, item: Any) -> Iterator[Piece]:
         if isinstance(item, str):
-            if not self._open:
+            if not self._in_strings:
                 yield from self._next_document()
-                self._open, self._position = True, 0
+                self._in_strings, self._position = True, 0
             yield Piece(text=item, document_id=f"text-{self._documents}", start=self._position)
             self._position += len(item)
             return
-        self._open = False
+        self._in_strings = False
         yield from self._next_document()
         if isinstance(item, Path):
             yield from _read(item)
@@ -200,7 +195,7 @@ class _Joiner:
 
 
 def _flatten(document: Any) -> Iterator[Any]:
-    """Strings, paths and single documents, in order."""
+    """Yield the strings, paths and single documents that the document consists of, in order."""
     if isinstance(document, (str, Path)) or _is_document(document):
         yield document
     elif isinstance(document, (bytes, bytearray)):
@@ -211,13 +206,13 @@ def _flatten(document: Any) -> Iterator[Any]:
         for item in items:
             yield from _flatten(item)
     elif isinstance(document, Iterator):
-        with _BEGUN.reading(document):
+        with _UNFINISHED.reading(document):
             for item in document:
                 yield from _flatten(item)
     elif hasattr(type(document), "model_fields"):
         raise UsageError(f"{type(document).__name__} is not a document; pass the text in it")
     elif isinstance(document, Iterable):
-        for item in _ordered(document):
+        for item in _in_document_order(document):
             yield from _flatten(item)
     elif isinstance(document, AsyncIterable):
         raise UsageError("the document is an async iterator; read it with aread, astream or aread_many")
@@ -229,39 +224,39 @@ def _flatten(document: Any) -> Iterator[Any]:
 
 
 def loaded(loader: Any) -> Iterable[Any] | None:
-    """What a loader of LangChain or LlamaIndex loads, lazily if it can; None for what is no loader."""
+    """Return the documents of a LangChain or LlamaIndex loader, lazily if it can; None if it is not a loader."""
     load = getattr(loader, "lazy_load", None) or getattr(loader, "lazy_load_data", None)
     if not callable(load):
         return None
     try:
         items: Iterable[Any] = load()
-    except NotImplementedError:  # the lazy method of LlamaIndex's readers, where one does not fill it
+    except NotImplementedError:  # a LlamaIndex reader that does not implement the lazy method
         items = loader.load_data()
     return items
 
 
-def _names_a_file(text: str) -> bool:
+def _is_name_of_file(text: str) -> bool:
     try:
-        return 0 < len(text) <= _LONGEST_NAME and text.isprintable() and Path(text).is_file()
+        return 0 < len(text) <= _LONGEST_FILE_NAME and text.isprintable() and Path(text).is_file()
     except (OSError, ValueError):
         return False
 
 
-def _guarded(items: Iterator[Piece]) -> Iterator[Piece]:
-    while True:
-        try:
-            item = next(items)
-        except StopIteration:
-            return
-        except MemAgentError:
-            raise
-        except Exception as error:
-            raise _failed(error) from error
-        yield item
+@contextmanager
+def _reading_errors() -> Iterator[None]:
+    """Turn the errors that a caller's own iterator or loader raises in the block into `UsageError`s."""
+    try:
+        yield
+    except MemAgentError:
+        raise
+    except Exception as error:
+        raise UsageError(f"reading the document failed: {type(error).__name__}: {error}") from error
 
 
-def _failed(error: Exception) -> UsageError:
-    return UsageError(f"reading the document failed: {type(error).__name__}: {error}")
+async def _with_reading_errors(source: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    with _reading_errors():
+        async for item in source:
+            yield item
 
 
 def _is_document(item: Any) -> bool:
@@ -272,19 +267,25 @@ def _is_scored(item: Any) -> bool:
     return hasattr(item, "node") and hasattr(item, "score")
 
 
-def _ordered(items: Iterable[Any]) -> Iterable[Any]:
+def _in_document_order(items: Iterable[Any]) -> Iterable[Any]:
+    """Return scored nodes in the order of their text, grouped by document; anything else as it is."""
     if not isinstance(items, Sequence) or not items or not all(map(_is_scored, items)):
         return items
-    rank: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for item in items:
-        rank.setdefault(_document_id(item.node), len(rank))
-    return sorted(
-        items, key=lambda item: (rank[_document_id(item.node)], getattr(item.node, "start_char_idx", None) or 0)
-    )
+        ranks.setdefault(_document_id(item.node), len(ranks))
+
+    def rank_and_start(item: Any) -> tuple[int, int]:
+        return ranks[_document_id(item.node)], getattr(item.node, "start_char_idx", None) or 0
+
+    return sorted(items, key=rank_and_start)
 
 
 def node_place(node: Any) -> tuple[str, int]:
-    """Where a LlamaIndex node's text stands: the id of its document and the first character. A node that does not know its place is its own."""
+    """Return where a LlamaIndex node's text begins: the id of its document, and the number of the first character.
+
+    A node that does not know its position counts as a document of its own.
+    """
     start = getattr(node, "start_char_idx", None)
     return (_document_id(node), start) if isinstance(start, int) else (str(getattr(node, "node_id", "")), 0)
 
@@ -311,24 +312,22 @@ def _from_object(item: Any, number: int) -> Piece:
 
 
 def _read(path: Path) -> Iterator[Piece]:
-    """A text file, block by block, with its line ends as they are."""
-    try:
-        with path.open("rb") as file:
-            yield from _decoded(path, file)
-    except (OSError, ValueError) as error:  # a path with a NUL or a lone surrogate in it is a ValueError
-        raise UsageError(f"cannot read {str(path)!r}: {reason(error)}") from error
+    """Yield the text of a file, block by block, with its line ends as they are."""
+    with files.accessing("read", path), path.open("rb") as file:
+        yield from _decoded(path, file)
 
 
 def _decoded(path: Path, file: IO[bytes]) -> Iterator[Piece]:
-    block, position = file.read(_BLOCK), 0
-    if kind := next((name for magic, name in _FORMATS if block.startswith(magic)), None):
+    block, position = file.read(_BLOCK_SIZE), 0
+    if binary := next((name for magic, name in _BINARY_FORMATS if block.startswith(magic)), None):
         raise UsageError(
-            f"{path} is {kind}, not a text file; extract its text first, for example with a document loader"
+            f"{path} is {binary}, not a text file; extract its text first, for example with a document loader"
         )
-    encoding = next((name for mark, name in _MARKS if block.startswith(mark)), "utf-8")
+    encoding = next((name for mark, name in _BYTE_ORDER_MARKS if block.startswith(mark)), "utf-8")
     if encoding == "utf-8" and block.count(0) > len(block) // 10:
         raise UsageError(
-            f"{path} is not UTF-8 text: it is full of NUL bytes (binary data, or UTF-16 without a byte order mark); convert it"
+            f"{path} is not UTF-8 text: it is full of NUL bytes (binary data, or UTF-16 without a byte order mark); "
+            "convert it"
         )
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
@@ -336,7 +335,7 @@ def _decoded(path: Path, file: IO[bytes]) -> Iterator[Piece]:
             text = decoder.decode(block)
             yield Piece(text=text, document_id=str(path), start=position)
             position += len(text)
-            block = file.read(_BLOCK)
+            block = file.read(_BLOCK_SIZE)
         decoder.decode(b"", final=True)
     except UnicodeError as error:
         raise UsageError(

@@ -20,7 +20,7 @@ from memagent_integrations.backends import KINDS, Backend, embedded, load_backen
 from memagent_integrations.calls import Calls, Limits, limited
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.chunking import Chunker, SharedChunks, achunks, chunks
-from memagent_integrations.documents import apieces, files, is_async, is_one_shot, pieces
+from memagent_integrations.documents import apieces, file_paths, is_async, is_one_shot, pieces
 from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.journal import Journal, settings_of
 from memagent_integrations.loop import AsyncCall, AsyncChunks, Turns, adrive, drive, drive_batch, reading_loop
@@ -409,7 +409,7 @@ class Reader:
         turns = self._loop(question, source)
         if self.journal:
             settings = settings_of(question, self.backend.name, self.backend.identity, self.budgets, self.prompts)
-            turns = self.journal.recorded(turns, settings, run, files(document))
+            turns = self.journal.recorded(turns, settings, run, file_paths(document))
         elif run is not None:
             raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
         return self._watched(turns)

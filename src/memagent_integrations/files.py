@@ -80,13 +80,14 @@ def write(path: str | Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def lock(path: str | Path, busy: MemAgentError, *, patience: float = 0) -> Iterator[None]:
+def lock(path: str | Path, busy: MemAgentError, *, patience: float = 0, remove: bool = False) -> Iterator[None]:
     """Hold a lock that no other thread or process can hold at the same time. It is released when its process dies.
 
     Args:
         path: the lock file; it is created.
         busy: the error to raise when the lock is not free within `patience`.
         patience: seconds to wait; -1 waits for as long as it takes.
+        remove: remove the lock file at the end.
 
     Raises:
         MemAgentError: `busy`.
@@ -102,6 +103,9 @@ def lock(path: str | Path, busy: MemAgentError, *, patience: float = 0) -> Itera
         yield
     finally:
         if os.getpid() == process:  # a forked child has a copy of this generator, but not the lock
+            if remove:  # while it is held, so that nobody gets a lock on a file that is gone
+                with suppress(OSError):
+                    Path(path).unlink()
             file_lock.release()
 
 
@@ -118,4 +122,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collec
     """Describe the settings that changed, as "name: old, now new; ..."; empty if none did."""
     names = sorted({*then, *now} - {*ignored})
     changed = (name for name in names if then.get(name) != now.get(name))
-    return "; ".join(f"{name}: {then.get(name)!r}, now {now.get(name)!r}" for name in changed)
+    return "; ".join(f"{name}: {_shortened(then.get(name))}, now {_shortened(now.get(name))}" for name in changed)
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:52]}...{text[-25:]}"

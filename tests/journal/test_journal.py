@@ -122,14 +122,14 @@ def test_runs_are_told_apart_by_question_settings_prompts_and_document(file: Pat
     [
         ({}, QUESTION, DOCUMENT[:3000] + "x" + DOCUMENT[3000:], "step 3 has another text now"),
         ({}, QUESTION, DOCUMENT[: len(DOCUMENT) // 2], "has another text now"),
-        ({"chunk_tokens": 300}, QUESTION, DOCUMENT, "chunk_tokens was 220, is 300"),
-        ({"memory_tokens": 70}, QUESTION, DOCUMENT, "memory_tokens was 60, is 70"),
-        ({}, "Who?", DOCUMENT, r"question was 'Why\?', is 'Who\?'"),
+        ({"chunk_tokens": 300}, QUESTION, DOCUMENT, "chunk_tokens: 220, now 300"),
+        ({"memory_tokens": 70}, QUESTION, DOCUMENT, "memory_tokens: 60, now 70"),
+        ({}, "Who?", DOCUMENT, r"question: 'Why\?', now 'Who\?'"),
         (
             {"layout": "memory-first"},
             QUESTION,
             DOCUMENT,
-            "prompts.update was 'A long document.*prompts.name was 'section-first', is 'memory-first'",
+            "prompts.name: 'section-first', now 'memory-first'; prompts.update: 'A long document",
         ),
     ],
 )
@@ -365,7 +365,7 @@ def test_other_sampling_or_another_model_is_another_run(file: Path) -> None:
     with Journal(file) as journal:
         reader(journal).read(QUESTION, DOCUMENT, run="mine")
         warm = Reader(Warm(notes), chunk_tokens=220, memory_tokens=60, journal=journal)
-        with pytest.raises(JournalMismatch, match=r"temperature was None, is 0.7"):
+        with pytest.raises(JournalMismatch, match=r"temperature: None, now 0.7"):
             warm.read(QUESTION, DOCUMENT, run="mine")
         assert warm.read(QUESTION, DOCUMENT) == PLAIN
         Warm.identity = {"temperature": 0.7, "base_url": "http://two"}

@@ -1,4 +1,4 @@
-"""Readings that survive a crash: every step of every run in a SQLite file."""
+"""Readings that survive a crash: every step of every run is in a SQLite file."""
 
 from memagent_integrations.journal.journal import Journal, Run, State, settings_of
 

@@ -1,7 +1,8 @@
 """An append-only record of readings, many in one SQLite file: what was read once is not read again.
 
-Every step is committed before the next call starts. A reading that is begun again is the same loop, fed with the recorded replies in place
-of calls, until it comes to a step that is not there. Nothing recorded is ever changed: an edit makes a new run, a branch.
+Every step is committed before the next call starts. To resume a reading, the same loop runs again on the
+recorded replies in place of calls, up to the first step that is not recorded. Nothing recorded is ever changed:
+an edit makes a new run, a branch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ from memagent_integrations.records import Budgets, Reading, Step
 
 __all__ = ["Journal", "Run", "State", "settings_of"]
 
-
 State = Literal["unfinished", "reading", "pausing", "paused", "finished"]
 
 
@@ -44,8 +44,13 @@ State = Literal["unfinished", "reading", "pausing", "paused", "finished"]
 class Run:
     """A recorded reading, as `Journal.runs` lists it.
 
-    `steps` counts those recorded; `files` are those that were read, if it was files; a branch knows its `parent` and the step it left it at.
-    `active`: it is being read now, in this process or another one; `paused`: a pause has been requested since that began.
+    Attributes:
+        steps: how many steps are recorded.
+        active: the run is being read now, in this process or another one.
+        paused: a pause has been requested since that reading began.
+        files: the files of the document, if it consists of files.
+        parent: of a branch, the run it was made from.
+        parent_step: of a branch, the step at which it left the parent.
     """
 
     name: str
@@ -62,7 +67,7 @@ class Run:
 
     @property
     def state(self) -> State:
-        """The state in a word."""
+        """Return the state in one word."""
         if self.finished:
             return "finished"
         if self.active:
@@ -71,9 +76,10 @@ class Run:
 
 
 class Journal:
-    """The journal in a file, which is made if it is not there. Processes and threads may share it, but not a run that is being read.
+    """A journal in a file, which is created if it does not exist.
 
-    With `readonly` it can be looked at, also where nothing may be written.
+    Processes and threads may share a journal, but only one of them can read a run at a time. With `readonly`
+    the journal can be inspected, even where nothing may be written.
 
     Raises:
         JournalError: the file cannot be opened or written, is damaged, or is no journal.
@@ -84,11 +90,11 @@ class Journal:
         self.path = self._store.path
 
     def runs(self) -> list[Run]:
-        """The recorded runs, oldest first."""
+        """Return the recorded runs, oldest first."""
         return self._runs("")
 
     def run(self, name: str) -> Run:
-        """One run.
+        """Return one run.
 
         Raises:
             UsageError: there is no such run.
@@ -104,11 +110,11 @@ class Journal:
             *values,
         )
         with self._store.errors():
-            return [self._listed(row) for row in rows]
+            return [self._to_run(row) for row in rows]
 
-    def _listed(self, row: tuple[Any, ...]) -> Run:
-        name, text, files, parent, parent_step, created, paused, steps, phase = row
-        settings = json.loads(text)
+    def _to_run(self, row: tuple[Any, ...]) -> Run:
+        name, settings_json, files, parent, parent_step, created, paused, steps, phase = row
+        settings = json.loads(settings_json)
         return Run(
             name=name,
             question=settings["question"],
@@ -124,7 +130,7 @@ class Journal:
         )
 
     def reading(self, run: str, *, start: int = 0) -> Reading:
-        """What is recorded of a run, from step `start` on. If it is not finished, the reading has an `error` that says so.
+        """Return what is recorded of a run, from step `start` on; `error` is set if the run is not finished.
 
         Raises:
             UsageError: there is no such run.
@@ -149,7 +155,7 @@ class Journal:
             return [step_from(text) for (text,) in rows]
 
     def settings(self, run: str) -> dict[str, Any]:
-        """What a run was begun with: question, model, budgets, prompts, as JSON.
+        """Return what a run was begun with: question, model, backend, budgets and prompts, as JSON.
 
         Raises:
             UsageError: there is no such run.
@@ -160,16 +166,21 @@ class Journal:
         return settings
 
     def prompts(self, run: str) -> PromptSet:
-        """The prompts that a run was begun with."""
+        """Return the prompts that a run was begun with."""
         settings = self.settings(run)
         with self._store.errors():
             return PromptSet(**settings["prompts"])
 
     def edit(self, run: str, step: int, *, memory: str | None = None, name: str | None = None) -> str:
-        """Make a branch of a run, which goes on from `step`, with `memory` as the memory after it; returns the name of the branch.
+        """Make a branch of a run that goes on after `step`, and return its name. The run itself stays as it is.
 
-        The branch has the steps before, and that step with the new memory, taken as it is (None: with its own); reading the document under the
-        branch's name goes on from there. The run itself stays as it is.
+        Reading the document under the branch's name goes on from there.
+
+        Args:
+            run: the run to branch from.
+            step: the last step that the branch has; it has all those before it too.
+            memory: the memory after `step`, taken as it is; default: the one that is recorded.
+            name: the name of the branch; default: the run's name with a number.
 
         Raises:
             UsageError: there is no such run or step, the memory is empty, or `name` is taken.
@@ -180,24 +191,25 @@ class Journal:
         name = name and checked_name(name)
         settings, files = self.settings(run), self.run(run).files
         with self._store.writing():
-            rows = self._store.rows(
-                "SELECT number, phase, prompt, step FROM step WHERE run = ? AND number <= ?", run, step
-            )
+            query = "SELECT number, phase, prompt, step FROM step WHERE run = ? AND number <= ?"
+            rows = self._store.rows(query, run, step)
             if not rows or rows[-1][:2] != (step, "memory"):
                 raise UsageError(f"the run {run} has no memory after step {step}")
-            taken = {found for (found,) in self._store.rows("SELECT name FROM run")}
-            free = (f"{run[:190]}.{number}" for number in itertools.count(1))
-            name = name or next(new for new in free if new not in taken)
+            taken = {other for (other,) in self._store.rows("SELECT name FROM run")}
+            numbered = (f"{run[:190]}.{number}" for number in itertools.count(1))
+            name = name or next(free for free in numbered if free not in taken)
             if name in taken:
                 raise UsageError(f"there is a run {name!r} already")
-            *before, (number, phase, prompt, text) = rows
+            *before, (number, phase, prompt, last) = rows
+            if memory is not None:
+                last = _edited(last, memory)
             add_run(self._store, name, settings, files, run, step)
-            for row in (*before, (number, phase, prompt, text if memory is None else _edited(text, memory))):
+            for row in (*before, (number, phase, prompt, last)):
                 self._store.write("INSERT INTO step VALUES (?, ?, ?, ?, ?)", name, *row)
         return name
 
     def pause(self, run: str) -> None:
-        """Have the reading of a run, in this process or another one, stop with a `RunPaused` after its current step.
+        """Make whoever reads a run, in this process or another one, stop with a `RunPaused` after the current step.
 
         Raises:
             UsageError: there is no such run, or it is finished.
@@ -208,7 +220,7 @@ class Journal:
             self._store.write("UPDATE run SET paused = ? WHERE name = ?", now(), run)
 
     def delete(self, run: str) -> None:
-        """Remove a run and its steps. Its branches stay; each has all of its own steps.
+        """Remove a run and its steps. Its branches stay: each holds all of its own steps.
 
         Raises:
             UsageError: there is no such run.
@@ -221,20 +233,28 @@ class Journal:
     def recorded(
         self, turns: Turns, settings: Mapping[str, Any], run: str | None = None, files: Sequence[str] = ()
     ) -> Turns:
-        """The loop `turns`, which gets the replies of a run where they are recorded, and whose other steps are recorded.
+        """Return the loop `turns` with recorded replies in place of calls, and with its other steps recorded.
 
-        `settings` are those of the reading (`settings_of`). Without `run` the name is made from them and from the first chunk, so that the same
-        reading finds its own record again; a document that goes on differently gets a run of its own, which begins with the steps that both
-        have. A run that was named has to have these settings and this document: else, and when the journal fails, the reading ends with
-        a `JournalMismatch` or a `JournalError`. `files` is noted, for whoever wants to resume.
+        If the journal fails, the reading ends with a `JournalError`.
+
+        Args:
+            turns: the loop.
+            settings: those of the reading (`settings_of`).
+            run: the name of the run. If its settings or its document differ, the reading ends with a
+                `JournalMismatch`. By default the name follows from the settings and the first chunk, so that
+                the same reading finds its record again; a document that goes on differently gets a run of its
+                own, which begins with the steps that both have in common.
+            files: the files of the document, noted for whoever resumes the run.
         """
         return recorded(turns, self._store, settings, run, files)
 
     def _unfinished(self, run: str) -> str:
         if self._store.is_locked(run):
             return f"the run {run} is being read"
-        how = f"read the document again with this journal to resume (memagent runs resume {run} --journal {self.path.name})"
-        return f"the run {run} is not finished; {how}"
+        return (
+            f"the run {run} is not finished; read the document again with this journal to resume "
+            f"(memagent runs resume {run} --journal {self.path.name})"
+        )
 
     def _unknown(self, run: str) -> NoReturn:
         raise UsageError(f"{self.path} holds no run {run!r}")
@@ -259,6 +279,7 @@ class Journal:
 
 
 def _edited(text: str, memory: str) -> str:
-    """A recorded step with another memory."""
+    """Return a recorded step, as JSON, with another memory."""
     step = step_from(text)
-    return step_to(replace(step, memory=memory, outcome="updated", cut=False, reply=replace(step.reply, edited=memory)))
+    reply = replace(step.reply, edited=memory)
+    return step_to(replace(step, memory=memory, outcome="updated", cut=False, reply=reply))

@@ -1,4 +1,4 @@
-"""A loop that is recorded: it gets the replies of a run where a journal has them, and its other steps are written down."""
+"""The recorded loop: it takes the replies that a journal already has, and writes down every other step."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from memagent_integrations.errors import InUse, JournalError, JournalMismatch, MemAgentError, RunPaused, UsageError
+from memagent_integrations.files import differences
 from memagent_integrations.journal.store import Store
 from memagent_integrations.loop import Turns, advance, exchange, step_made
 from memagent_integrations.prompts import PromptSet
@@ -46,7 +47,7 @@ _STEP = TypeAdapter(Step)
 def settings_of(
     question: str, model: str, identity: Mapping[str, Any], budgets: Budgets, prompts: PromptSet
 ) -> dict[str, Any]:
-    """What tells one reading from another, but for the document."""
+    """Return what tells one reading from another, except for the document."""
     return {
         "question": question,
         "model": model,
@@ -57,23 +58,24 @@ def settings_of(
 
 
 def recorded(turns: Turns, store: Store, settings: Mapping[str, Any], run: str | None, files: Sequence[str]) -> Turns:
-    """The loop `turns`, recorded as `Journal.recorded` says."""
+    """Return the loop `turns`, recorded as `Journal.recorded` says."""
     with closing(turns):
         state = advance(turns, None)
         if isinstance(state, Reading):  # it failed before the first call
             return state
         try:
-            with ExitStack() as alone:
-                return (yield from _Recording(turns, store, settings, run, files, alone).turns(state))
+            with ExitStack() as locks:
+                return (yield from _Recording(turns, store, settings, run, files, locks).turns(state))
         except (JournalError, UsageError) as error:
             return _ended(turns, error)
 
 
 class _Recording:
-    """One loop, and the run that it is recorded in: the one that was named, or one with an automatic name.
+    """One loop and the run that records it: the run that the caller named, or one with an automatic name.
 
-    `base` is the automatic name; there are more with a number where documents begin alike. As long as replies are there, no run is chosen:
-    `names` are those that have all of them so far, and `last` is one of those that had the last one.
+    An automatic name is a digest, with a number behind it where several documents begin alike. While every
+    reply comes from the journal, no run is chosen yet: any run that has recorded all prompts so far may turn
+    out to be the right one.
     """
 
     def __init__(
@@ -83,74 +85,72 @@ class _Recording:
         settings: Mapping[str, Any],
         run: str | None,
         files: Sequence[str],
-        alone: ExitStack,
+        locks: ExitStack,
     ) -> None:
-        self._turns, self._store, self._settings, self._named, self._files, self._alone = (
-            turns,
-            store,
-            settings,
-            run,
-            files,
-            alone,
-        )
+        self._turns, self._store, self._locks = turns, store, locks
+        self._settings, self._named, self._files = settings, run, files
         self._begun = now()
-        self._last: str | None = None
+        self._last: str | None = None  # a run that has recorded the prompt before
 
-    def turns(self, state: Prompt | Reading) -> Turns:
-        """Run the loop from its first prompt on."""
-        if self._named is not None:
-            names, base = [checked_name(self._named)], ""
-            self._compare(self._named)
-        elif isinstance(state, Prompt):
-            base = _digest([_compared(self._settings), _fingerprint(state)])[:16]
-            found = self._store.rows("SELECT name FROM run WHERE name = ? OR name GLOB ?", base, f"{base}-[0-9]*")
-            names = sorted(name for (name,) in found)
-        mine = None  # the run that is written
+    def turns(self, first: Prompt) -> Turns:
+        """Drive the loop from its first prompt on."""
+        names, base = self._candidates(first)
+        run = None  # the run that is written to, once it is chosen
+        state: Prompt | Reading = first
         while isinstance(state, Prompt):
-            asked = _fingerprint(state)
-            if mine is None:
-                having = self._going_on(names, state, asked)
-                names = list(having)
-                self._last = next((name for name in names if having[name]), None) or self._last
-                if not any(having.values()):  # a call has to be made: from here on nobody else may
-                    mine = self._claim(base, names, state)
-            state = yield from self._turn(state, asked, mine)
+            fingerprint = _fingerprint(state)
+            if run is None:
+                candidates = self._matching(names, state, fingerprint)
+                names = list(candidates)
+                self._last = next((name for name in names if candidates[name]), None) or self._last
+                if not any(candidates.values()):  # a call has to be made: from here on nobody else may write to the run
+                    run = self._claim(base, names, state)
+            state = yield from self._turn(state, fingerprint, run)
         return state
 
-    def _going_on(self, names: list[str], prompt: Prompt, asked: str) -> dict[str, bool]:
-        """Those of the runs that have this prompt next (True), or nothing yet (False)."""
-        found = {name: self._prompt(name, prompt) for name in names}
-        fitting = {name: there is not None for name, there in found.items() if there in (None, asked)}
-        if self._named is not None and not fitting:
-            raise _mismatch(self._named, prompt)
-        return fitting
+    def _candidates(self, first: Prompt) -> tuple[list[str], str]:
+        """Return the runs that may be the one to read on, and the automatic name ("" if the caller named the run)."""
+        if self._named is not None:
+            name = checked_name(self._named)
+            self._compare(name)
+            return [name], ""
+        base = _digest([_compared(self._settings), _fingerprint(first)])[:16]
+        rows = self._store.rows("SELECT name FROM run WHERE name = ? OR name GLOB ?", base, f"{base}-[0-9]*")
+        return sorted(name for (name,) in rows), base
 
-    def _prompt(self, run: str, prompt: Prompt) -> str | None:
-        """The fingerprint that is recorded in the place of this prompt."""
+    def _matching(self, names: list[str], prompt: Prompt, fingerprint: str) -> dict[str, bool]:
+        """Return the runs that have recorded this prompt next (True), or nothing from here on (False)."""
+        prints = {name: self._recorded_fingerprint(name, prompt) for name in names}
+        matching = {name: known is not None for name, known in prints.items() if known in (None, fingerprint)}
+        if self._named is not None and not matching:
+            raise _mismatch(self._named, prompt)
+        return matching
+
+    def _recorded_fingerprint(self, run: str, prompt: Prompt) -> str | None:
+        """Return the fingerprint that a run has recorded at this prompt's number."""
         row = self._store.row("SELECT prompt FROM step WHERE run = ? AND number = ?", run, prompt.index)
         return row[0] if row else None
 
     def _claim(self, base: str, names: list[str], prompt: Prompt) -> str:
-        """The run to go on with, locked until the reading ends: the one that was named, one that ends here, or a new one."""
+        """Lock the run to go on with, until the reading ends: the named one, one that ends here, or a new one."""
         if self._named is not None:
-            return self._begin(self._alone.enter_context(self._store.lock(self._named)))
+            return self._begin(self._locks.enter_context(self._store.lock(self._named)))
         new = (base if number == 1 else f"{base}-{number}" for number in itertools.count(1))
         for name in itertools.chain(names, new):
-            with suppress(InUse), ExitStack() as trial:
-                trial.enter_context(self._store.lock(name))
-                known = self._compare(name)
-                if known and (
-                    name not in names or self._prompt(name, prompt)
-                ):  # it has gone on meanwhile, perhaps to elsewhere
+            with suppress(InUse), ExitStack() as lock:
+                lock.enter_context(self._store.lock(name))
+                exists = self._compare(name)
+                # it may have been read on since it was looked up, perhaps with another document
+                if exists and (name not in names or self._recorded_fingerprint(name, prompt)):
                     continue
-                if not known and self._last:
+                if not exists and self._last:
                     self._copy(self._last, name, prompt.index)
-                self._alone.push(trial.pop_all())
+                self._locks.push(lock.pop_all())
                 return self._begin(name)
         raise AssertionError("there is always another number")
 
     def _begin(self, run: str) -> str:
-        """The run, which is begun or read on: a pause from before is over, and its files may have moved."""
+        """Create the run or prepare it for more steps: an old pause request is over, and its files may have moved."""
         with self._store.writing():
             row = self._store.row("SELECT EXISTS (SELECT 1 FROM step WHERE run = name) FROM run WHERE name = ?", run)
             if row is None:
@@ -163,53 +163,51 @@ class _Recording:
         return run
 
     def _copy(self, run: str, name: str, steps: int) -> None:
+        """Make a run `name` that begins with the first `steps` steps of `run`."""
         with self._store.writing():
             add_run(self._store, name, self._settings, self._files)
             copy = "INSERT INTO step SELECT ?, number, phase, prompt, step FROM step WHERE run = ? AND number < ?"
             self._store.write(copy, name, run, steps)
 
-    def _turn(self, prompt: Prompt, asked: str, mine: str | None) -> Generator[Prompt, Reply, Prompt | Reading]:
-        """One step: its reply from the record or from the driver, and what the loop makes of it."""
-        run = mine or str(self._last)
+    def _turn(
+        self, prompt: Prompt, fingerprint: str, claimed: str | None
+    ) -> Generator[Prompt, Reply, Prompt | Reading]:
+        """Do one step: get its reply from the record or from the driver, advance the loop, record the step."""
+        run = claimed or str(self._last)
         row = self._store.row("SELECT prompt, step FROM step WHERE run = ? AND number = ?", run, prompt.index)
         with self._store.errors():
             reply = replace(step_from(row[1]).reply, recorded=True) if row else None
-        if row and row[0] != asked:
+        if row and row[0] != fingerprint:
             raise _mismatch(run, prompt)
         if reply is None and self._store.row("SELECT 1 FROM run WHERE name = ? AND paused IS NOT NULL", run):
             raise RunPaused(f"run {run} was paused after {prompt.index} steps; read again to resume")
         state = advance(self._turns, (yield from exchange(replace(prompt, recorded=reply))))
-        step = step_made(state, prompt)
-        if (
-            reply is None and step and not (isinstance(state, Reading) and state.error)
-        ):  # an answer that is none is asked for again
+        step, failed = step_made(state, prompt), isinstance(state, Reading) and state.error is not None
+        if reply is None and step and not failed:  # a reply that holds no answer is not recorded, but asked for again
             try:
                 with self._store.writing():
-                    self._store.write(
-                        "INSERT INTO step VALUES (?, ?, ?, ?, ?)", run, prompt.index, prompt.phase, asked, step_to(step)
-                    )
+                    values = (run, prompt.index, prompt.phase, fingerprint, step_to(step))
+                    self._store.write("INSERT INTO step VALUES (?, ?, ?, ?, ?)", *values)
             except JournalError as error:
                 return state.failed(error) if isinstance(state, Reading) else _ended(self._turns, error)
         return state
 
     def _compare(self, run: str) -> bool:
-        """Whether there is such a run.
+        """Return whether the run exists.
 
         Raises:
             JournalMismatch: it has other settings.
         """
-        row = self._store.row(
-            "SELECT settings, EXISTS (SELECT 1 FROM step WHERE run = name) FROM run WHERE name = ?", run
-        )
-        with self._store.errors():  # a run without steps may still change
-            changes = (
-                list(_changes(_compared(json.loads(row[0])), json.loads(json.dumps(_compared(self._settings)))))
-                if row and row[1]
-                else []
-            )
+        query = "SELECT settings, EXISTS (SELECT 1 FROM step WHERE run = name) FROM run WHERE name = ?"
+        row = self._store.row(query, run)
+        changes = ""
+        if row and row[1]:  # the settings of a run without steps may still change
+            with self._store.errors():
+                then, settings = json.loads(row[0]), json.loads(json.dumps(self._settings))
+                changes = differences(dict(_flat(_compared(then))), dict(_flat(_compared(settings))))
         if changes:
             raise JournalMismatch(
-                f"run {run} was begun with other settings: {'; '.join(changes)}. Use those again, or read under another name "
+                f"run {run} was begun with other settings: {changes}. Use those again, or read under another name "
                 "(run=, --run, memagent_run). Nothing in the journal was changed"
             )
         return row is not None
@@ -223,16 +221,16 @@ def add_run(
     parent: str | None = None,
     parent_step: int | None = None,
 ) -> None:
-    """Write a run that has no steps yet, in a transaction."""
+    """Write a run that has no steps yet, inside a transaction."""
     row = (name, json.dumps(settings), json.dumps(files), parent, parent_step, now(), None)
     store.write("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
 
 
 def checked_name(run: Any) -> str:
-    """The name of a run.
+    """Return the name of a run, unchanged.
 
     Raises:
-        UsageError: it is none.
+        UsageError: a run cannot have this name.
     """
     if not isinstance(run, str) or not 1 <= len(run) <= 200 or not run.isprintable():
         raise UsageError(f"a run's name has 1 to 200 printable characters, {str(run)[:40]!r} does not")
@@ -240,59 +238,52 @@ def checked_name(run: Any) -> str:
 
 
 def now() -> str:
-    """The time as a journal writes it."""
+    """Return the time as a journal writes it."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def step_to(step: Step) -> str:
-    """A step as JSON."""
+    """Return a step as JSON."""
     return json.dumps(_STEP.dump_python(step))  # with \\u escapes, which hold lone surrogates too
 
 
 def step_from(text: str) -> Step:
-    """The step that `step_to` wrote."""
+    """Return the step that `step_to` wrote."""
     return _STEP.validate_python(json.loads(text))
 
 
 def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without the address of the server: it may have moved."""
+    """Return the settings without the address of the server, which may have moved."""
     return {**settings, "backend": {**settings.get("backend", {}), "base_url": None}}
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings, nested ones too, under names like "budgets.chunk_tokens"."""
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _mismatch(run: str, prompt: Prompt) -> JournalMismatch:
     return JournalMismatch(
-        f"the document is not the one that run {run} read: step {prompt.index} has another text now (or another tokenizer cuts it, or another "
-        "version of this package). Give the document as it was, or read this one under another name (run=, --run, memagent_run). Nothing in the "
-        "journal was changed"
+        f"the document is not the one that run {run} read: step {prompt.index} has another text now (or another "
+        "tokenizer cuts it, or another version of this package). Give the document as it was, or read this one under "
+        "another name (run=, --run, memagent_run). Nothing in the journal was changed"
     )
 
 
 def _ended(turns: Turns, error: MemAgentError) -> Reading:
-    """What the loop has read until `error`."""
+    """End the loop with an error; return what it has read."""
     state = advance(turns, error)
     if isinstance(state, Reading):
         return state
     raise AssertionError("a loop ends with the error that is thrown in")
 
 
-def _changes(old: Any, new: Any, name: str = "") -> Iterator[str]:
-    """What is different, by name."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in {**old, **new}:
-            yield from _changes(
-                old.get(key), new.get(key), key if name in ("", "budgets", "backend") else f"{name}.{key}"
-            )
-    elif old != new:
-        yield f"{name} was {_shortened(old)}, is {_shortened(new)}"
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else f"{text[:76]}..."
-
-
 def _fingerprint(prompt: Prompt) -> str:
-    """A hash of all that the model is asked: question, chunk, templates, and the memory that every step before has left."""
+    """Hash all that the model is asked: question, chunk, templates, and the memory that every step before has left."""
     return _digest([prompt.phase, prompt.max_tokens, [[message.role, message.content] for message in prompt.messages]])
 
 

@@ -1,33 +1,31 @@
-"""Text into chunks of at most N tokens. Joined they are the text again, character for character.
+"""Cut a text into chunks of at most N tokens; without overlap, the joined chunks are the text, character for character.
 
-The chunker does no I/O: text is pushed in, chunks come out, so one implementation serves sync and async documents, and memory stays
-bounded by a few chunks whatever the length.
+The chunker does no I/O: text is pushed in and chunks come out. So one implementation serves sync and async documents,
+and never holds more than a few chunks of text, however long the document is.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-import threading
 import unicodedata
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import lru_cache
-from hashlib import sha256
 
 from memagent_integrations.documents import Piece, in_threads
-from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Chunk, Source, Span
 from memagent_integrations.tokens import Counter, fit
 
 FULL = 0.9
-"""Every chunk but the last holds at least this share of its tokens."""
+"""Every chunk but the last is filled to at least this share of `chunk_tokens`."""
 
 TAIL = 0.08
-"""The share of a chunk in which a good place for its end is sought."""
+"""The last part of a chunk, as a share of it, in which the chunker looks for a good place to end the chunk."""
 
-_BREAKS = (  # where to cut, best first; the cut comes after the match
+_BREAKS = (  # where to cut, best first (a paragraph, a sentence, a word); the cut comes after the match
     re.compile(r"(?:\r?\n[ \t]*){2,}"),
     re.compile(r"[.!?…]['\")\]’”»]*\s+|[。！？]['\")\]’”」』]*\s*|\r?\n"),
     re.compile(r"\s+|[、，；：]"),
@@ -35,32 +33,32 @@ _BREAKS = (  # where to cut, best first; the cut comes after the match
 
 
 class Chunker:
-    """Push text in with `feed`, end with `finish`; both give the chunks that are complete.
+    """Cuts text into chunks: push it in with `feed`, end with `finish`; both yield the chunks that are complete.
 
-    `count` is the tokenizer's count. A chunk has at most `chunk_tokens` tokens and, unless it is the last, at least 90 % of that;
-    it ends at a paragraph, a sentence or a word where one ends near its end (`TAIL`). With `overlap_tokens`, a chunk begins with up to
-    that many tokens of the one before, and its span says so.
+    `count` counts tokens. A chunk has at most `chunk_tokens` tokens and, unless it is the last, at least 90 % of them.
+    It ends after a paragraph, a sentence or a word if one ends in its last part (`TAIL`). With `overlap_tokens`, it
+    begins with up to that many tokens of the previous chunk, and its span includes them.
 
     Raises:
-        UsageError: one character alone has more than `chunk_tokens` tokens.
+        UsageError: a single character has more than `chunk_tokens` tokens.
     """
 
     def __init__(self, count: Counter, chunk_tokens: int, overlap_tokens: int = 0) -> None:
         self._count = lru_cache(maxsize=8)(count)  # the same candidate is counted up to three times
         self._limit = chunk_tokens
-        self._overlap = overlap_tokens
-        self._text = ""  # not yet in a chunk, the overlap included
+        self._overlap_limit = overlap_tokens
+        self._text = ""  # what is not yet in a chunk, after the overlap
         self._start = 0  # where `_text` starts in the whole text
-        self._fresh = 0  # characters at the start of `_text` that the previous chunk holds too
+        self._overlap = 0  # characters at the start of `_text` that the previous chunk holds too
         self._index = 0
-        self._per_token = 4.0  # characters, as seen so far
-        self._reach = 0  # characters to have before the next cut is tried
-        self._sources: deque[tuple[int, Source]] = deque()  # where each begins in the whole text
+        self._characters_per_token = 4.0  # in the previous chunk
+        self._least_text = 0  # characters to have before the next cut is tried
+        self._sources: deque[tuple[int, Source]] = deque()  # each with its start in the whole text
 
     @property
     def room(self) -> int:
-        """Characters to take before the next cut is tried."""
-        return max(self._reach, int(self._limit * self._per_token * 1.5), 64) - len(self._text)
+        """The number of characters to take before the next cut is tried."""
+        return max(self._least_text, int(self._limit * self._characters_per_token * 1.5), 64) - len(self._text)
 
     def feed(self, piece: Piece) -> Iterator[Chunk]:
         """Take a piece of text; yield the chunks that it completes."""
@@ -75,155 +73,109 @@ class Chunker:
 
     def finish(self) -> Iterator[Chunk]:
         """The text is complete; yield what is left of it."""
-        while len(self._text) > self._fresh:
+        while len(self._text) > self._overlap:
             yield from self._cut(final=True)
 
     def _cut(self, *, final: bool) -> Iterator[Chunk]:
-        text = self._text
-        size = fit(
-            self._limit,
-            len(text),
-            lambda n: self._count(text[:n]),
-            guess=int(self._limit * self._per_token * 0.99),
-            enough=0.98,
-        )
-        if size == 0 or size <= self._fresh:
-            raise UsageError(
-                f"chunk_tokens={self._limit} is too small for the text at character {self._start + self._fresh}"
-            )
+        """Yield a chunk from the start of the text; none if all of it fits and more text may follow."""
+        text, guess = self._text, int(self._limit * self._characters_per_token * 0.99)
+        size = fit(self._limit, len(text), lambda n: self._count(text[:n]), guess=guess, enough=0.98)
+        if size == 0 or size <= self._overlap:
+            position = self._start + self._overlap
+            raise UsageError(f"chunk_tokens={self._limit} is too small for the text at character {position}")
         if size == len(text) and not final:
-            self._reach = 2 * len(text)
+            self._least_text = 2 * len(text)
             return
         if size < len(text):
-            size = self._boundary(size)
-        yield self._emit(size)
+            size = self._best_end(size)
+        yield self._make_chunk(size)
 
-    def _boundary(self, size: int) -> int:
-        """The best place to end the chunk in its tail; `size` if none is."""
-        text, least = self._text, FULL * self._limit
-        floor = max(int(size * (1 - TAIL)), self._fresh)
+    def _best_end(self, size: int) -> int:
+        """Return the best place to end a chunk of at most `size` characters; `size` itself if there is none near."""
+        text, floor = self._text, max(int(size * (1 - TAIL)), self._overlap)
         for pattern in _BREAKS:
-            ends = [
-                match.end()
-                for match in pattern.finditer(text, floor, min(len(text), size + 1))
-                if floor < match.end() <= size
-            ]
-            if ends and least <= self._count(text[: ends[-1]]) <= self._limit:
+            matches = pattern.finditer(text, floor, min(len(text), size + 1))
+            ends = [match.end() for match in matches if floor < match.end() <= size]
+            if ends and self._is_full(ends[-1]):
                 return ends[-1]
-        place = size
-        while place > floor and _inside(text, place):
-            place -= 1
-        return place if place > floor and least <= self._count(text[:place]) <= self._limit else size
+        end = size
+        while end > floor and _splits_character(text, end):
+            end -= 1
+        return end if end > floor and self._is_full(end) else size
 
-    def _emit(self, size: int) -> Chunk:
+    def _is_full(self, size: int) -> bool:
+        return FULL * self._limit <= self._count(self._text[:size]) <= self._limit
+
+    def _make_chunk(self, size: int) -> Chunk:
+        """Return the first `size` characters as a chunk, and keep what the next chunk needs."""
         text, end = self._text[:size], self._start + size
-        tokens = self._count(text)
-        span = Span(
-            index=self._index, start=self._start, end=end, tokens=tokens, sources=tuple(self._sources_until(end))
-        )
-        self._per_token = size / max(tokens, 1)
-        keep = 0
-        if self._overlap:
-            keep = fit(
-                self._overlap,
-                size - 1,
-                lambda n: self._count(text[size - n :]),
-                guess=int(self._overlap * self._per_token),
-            )
-        self._text = self._text[size - keep :]
-        self._start = end - keep
-        self._fresh, self._reach = keep, 0
+        tokens, sources = self._count(text), tuple(self._sources_until(end))
+        span = Span(index=self._index, start=self._start, end=end, tokens=tokens, sources=sources)
+        self._characters_per_token = size / max(tokens, 1)
+        self._overlap = self._overlap_of(text) if self._overlap_limit else 0
+        self._text = self._text[size - self._overlap :]
+        self._start = end - self._overlap
+        self._least_text = 0
         self._index += 1
         while len(self._sources) > 1 and self._sources[1][0] <= self._start:
             self._sources.popleft()
         return Chunk(span=span, text=text)
 
+    def _overlap_of(self, text: str) -> int:
+        """Return how many characters at the end of a chunk the next chunk repeats."""
+        size, guess = len(text), int(self._overlap_limit * self._characters_per_token)
+        return fit(self._overlap_limit, size - 1, lambda n: self._count(text[size - n :]), guess=guess)
+
     def _note_source(self, piece: Piece, position: int, length: int) -> None:
+        """Remember where the next `length` characters of the text come from; `position` is theirs in the piece."""
         if piece.document_id is None:
             return
-        at = self._start + len(self._text)
-        source = Source(
-            document_id=piece.document_id, start=piece.start + position, end=piece.start + position + length
-        )
+        text_start, start = self._start + len(self._text), piece.start + position
+        source = Source(document_id=piece.document_id, start=start, end=start + length)
         if self._sources:
-            begin, last = self._sources[-1]
-            if (
-                last.document_id == source.document_id
-                and last.end == source.start
-                and begin + last.end - last.start == at
-            ):
-                self._sources[-1] = (begin, Source(document_id=last.document_id, start=last.start, end=source.end))
+            last_start, last = self._sources[-1]
+            continues_document = last.document_id == source.document_id and last.end == source.start
+            if continues_document and last_start + last.end - last.start == text_start:
+                self._sources[-1] = (last_start, replace(last, end=source.end))
                 return
-        self._sources.append((at, source))
+        self._sources.append((text_start, source))
 
     def _sources_until(self, end: int) -> Iterator[Source]:
-        for begin, source in self._sources:
-            first, last = max(begin, self._start), min(begin + source.end - source.start, end)
+        """Yield the sources of the text up to `end`, a position in the whole text."""
+        for text_start, source in self._sources:
+            first = max(text_start, self._start)
+            last = min(text_start + source.end - source.start, end)
             if first < last:
-                yield Source(
-                    document_id=source.document_id, start=source.start + first - begin, end=source.start + last - begin
-                )
+                offset = source.start - text_start
+                yield Source(document_id=source.document_id, start=first + offset, end=last + offset)
 
 
-def _inside(text: str, place: int) -> bool:
-    """Whether `place` would cut a character from its accents, or a CR from its LF."""
-    after = text[place]
+def _splits_character(text: str, position: int) -> bool:
+    """Return whether a cut at `position` would separate a character from its accents, or a CR from its LF."""
+    following = text[position]
     return (
-        bool(unicodedata.combining(after))
-        or after in "\ufe0f\u200d"
-        or text[place - 1] == "\u200d"
-        or text[place - 1 : place + 1] == "\r\n"
+        bool(unicodedata.combining(following))
+        or following in "\ufe0f\u200d"
+        or text[position - 1] == "\u200d"
+        or text[position - 1 : position + 1] == "\r\n"
     )
 
 
 def chunks(pieces: Iterable[Piece], chunker: Chunker) -> Iterator[Chunk]:
-    """The chunks of a document, lazily."""
+    """Yield the chunks of a document, lazily."""
     for piece in pieces:
         yield from chunker.feed(piece)
     yield from chunker.finish()
 
 
 async def achunks(pieces: AsyncGenerator[Piece], chunker: Chunker) -> AsyncGenerator[Chunk]:
-    """`chunks` of an async document. The pieces are closed in the end."""
+    """Yield the chunks of an async document. `pieces` is closed in the end."""
     async with aclosing(pieces):
         async for piece in pieces:
             if len(piece.text) < chunker.room:
-                list(chunker.feed(piece))  # no chunk is complete yet, nothing is counted
+                list(chunker.feed(piece))  # completes no chunk and counts no tokens, so it needs no thread
                 continue
             async for chunk in in_threads(chunker.feed(piece)):
                 yield chunk
         async for chunk in in_threads(chunker.finish()):
             yield chunk
-
-
-def running_digest(before: str, chunk: Chunk) -> str:
-    """A digest of the chunks read so far: `before` is that of those before this one, "" if there are none."""
-    return sha256(f"{before}\0{chunk.text}".encode("utf-8", "surrogatepass")).hexdigest()
-
-
-class SharedChunks:
-    """Chunks that several loops read, in several threads: each is made once, and kept until all are through."""
-
-    def __init__(self, source: Iterator[Chunk]) -> None:
-        self._source = source
-        self._made: list[Chunk] = []
-        self._end: StopIteration | MemAgentError | None = None
-        self._lock = threading.Lock()
-
-    def __iter__(self) -> Iterator[Chunk]:
-        for place in itertools.count():
-            with self._lock:
-                if place == len(self._made) and not self._end:
-                    self._make()
-                if place == len(self._made):
-                    if isinstance(self._end, MemAgentError):
-                        raise self._end
-                    return
-                chunk = self._made[place]
-            yield chunk
-
-    def _make(self) -> None:
-        try:
-            self._made.append(next(self._source))
-        except (StopIteration, MemAgentError) as end:
-            self._end = end

@@ -361,7 +361,7 @@ def test_the_scores_are_those_of_an_index_over_all_words() -> None:
     text = " ".join(chance.choice(names) + ("." if chance.random() < 0.1 else "") for _ in range(6000))
     question = "Where did name3 and name17 meet name3, and was name59 with them or nowhere?"
     passages = Passages(question, [text], Chunker(count, 100))
-    every = [passage.place for passage in passages.held]
+    every = [passage.extent for passage in passages.records]
     full = bm25s.BM25()
     full.index([words(text[start:end]) for start, end in every], show_progress=False)
     scores = full.get_scores([word for word in words(question) if word in full.vocab_dict])

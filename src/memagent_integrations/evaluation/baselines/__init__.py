@@ -1,4 +1,4 @@
-"""The readers to compare, by name: on one model, each with the same window."""
+"""Make the compared readers by name; all use the same model and the same window."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = (
     "bm25:K",
     *list(_KINDS)[4:],
 )
-"""What `make` takes. K is a number of passages; `bm25` alone takes 5. Options of memagent are put together with a comma."""
+"""The names that `make` accepts. K is a number of passages (5 for plain `bm25`). A comma separates memagent's options."""
 
 
 def make(
@@ -44,10 +44,10 @@ def make(
     window: int | None = None,
     prompts: PromptSet | None = None,
 ) -> Contestant:
-    """The reader that a name stands for; it may answer from several threads at a time.
+    """Return the reader that a name stands for. Several threads may use it at the same time.
 
-    Every reader keeps to `window` (default: the backend's own, else 8,192) and to the output tokens of an answer in `budgets`; the other budgets
-    are MemAgent's, and so are the `prompts`; the others fill the window.
+    Every reader keeps to `window` (default: the backend's, else 8,192) and to the output tokens of an answer in
+    `budgets`. Only MemAgent uses the other budgets and the `prompts`; the other readers fill the window.
 
     Raises:
         UsageError: the name or an option is unknown, or the budgets do not fit the window.

@@ -1,4 +1,4 @@
-"""What every reader to compare is: one model, one window, an answer, and what it took."""
+"""The parts that all compared readers share: the model within its window, the outcome of a sample, the base class."""
 
 from __future__ import annotations
 
@@ -24,17 +24,24 @@ from memagent_integrations.prompts import MARGIN, PromptSet, strip_thinking
 from memagent_integrations.records import NO_USAGE, Budgets, Message, Prompt, Reading, Reply, Usage
 from memagent_integrations.sanitize import neutralise
 
-CALLS_A_PART = 10
-"""Calls for each part of a document after which a framework's reader that goes on is given up."""
-_SHORT = 32  # characters of a text whose count is kept: splitters ask for the same words again and again
+CALLS_PER_PART = 10
+"""A framework's reader is stopped after this many calls for each part of the document."""
+_SHORT = 32  # texts of at most so many characters are counted once: splitters ask for the same words again and again
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one sample; `answer` is None if and only if `error` says why; `passing`: the same may succeed later.
+    """The outcome of one sample: an answer, or the error that prevented it, and what it cost.
 
-    `calls` are all that were made, failed ones too; `usage` is that of the replies (a number that one of them left unknown is unknown), `seconds`
-    the time in the model. `reading` is the whole reading, for a reader that makes one. `details` (JSON) say what the reader did.
+    Attributes:
+        answer: None if and only if `error` is set.
+        error: why there is no answer.
+        passing: whether the error is temporary, so that another attempt may succeed.
+        calls: all calls to the model, failed ones included.
+        usage: tokens of the replies; a number is unknown if one reply left it unknown.
+        seconds: time spent in the model.
+        reading: the whole reading, from a reader that makes one.
+        details: what the reader did, as JSON.
     """
 
     answer: str | None
@@ -53,7 +60,7 @@ class Contestant(Protocol):
     name: str
 
     def answer(self, sample: Sample) -> Outcome:
-        """What the reader makes of a sample: a failure of the model or of the reader is an outcome, a mistake of the caller is raised."""
+        """Answer a sample. Failures of the model or the reader are outcomes; mistakes of the caller are raised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +80,7 @@ class Terms:
 
 
 class Meter(Backend):
-    """A backend over another, which notes what the calls for one answer take."""
+    """A backend that passes every call on to another one and adds up calls, tokens and seconds."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -83,15 +90,15 @@ class Meter(Backend):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The backend's."""
+        """Return the identity of the wrapped backend."""
         return self._backend.identity
 
     def count(self, text: str) -> int:
-        """The backend's count."""
+        """Count with the wrapped backend."""
         return self._backend.count(text)
 
     def complete(self, prompt: Prompt) -> Reply:
-        """The backend's reply."""
+        """Complete with the wrapped backend, and record what the call took."""
         self.calls += 1
         reply = self._backend.complete(prompt)
         self.usage += reply.usage
@@ -100,55 +107,58 @@ class Meter(Backend):
 
 
 class Model:
-    """The model as a reader has it for one answer: plain calls, each kept to the window; `most` of them, where that is set.
+    """The model, as a reader uses it for one answer: every call is checked against the window, and thinking is removed.
 
-    Of a reply a reader gets what any client would show: no thinking.
+    `call_limit`, where set, is the largest number of calls.
     """
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
         self.meter = Meter(terms.backend)
-        self.most: int | None = None
-        self._known = lru_cache(maxsize=2**15)(self._count)
+        self.call_limit: int | None = None
+        self._cached_count = lru_cache(maxsize=2**15)(self._count)
 
     def count(self, text: str) -> int:
-        """Tokens of a text as it stands in a prompt."""
-        return self._known(text) if len(text) <= _SHORT else self._count(text)
+        """Return the number of tokens of a text in a prompt."""
+        return self._cached_count(text) if len(text) <= _SHORT else self._count(text)
 
     def room(self, messages: Sequence[Message], *, answers: int = 0) -> int:
-        """Tokens that the window leaves for text beside these messages and one more answer to write, and `answers` of them to show.
+        """Return how many tokens of text fit into the window beside these messages and the new answer.
+
+        `answers` is the number of earlier answers that the prompt will show too.
 
         Raises:
-            ContextOverflow: it leaves none.
+            ContextOverflow: nothing fits.
         """
-        taken = self._size(messages) + MARGIN
-        left = self.terms.window - taken - (1 + answers) * self.terms.output
-        if left <= 0:
+        used = self._size(messages) + MARGIN
+        free = self.terms.window - used - (1 + answers) * self.terms.output
+        if free <= 0:
             raise ContextOverflow(
-                f"question and template have {taken} tokens, and {1 + answers} x {self.terms.output} are for answers: "
+                f"question and template have {used} tokens, and {1 + answers} x {self.terms.output} are for answers: "
                 f"a window of {self.terms.window} leaves no room for text"
             )
-        return left
+        return free
 
     def ask(self, messages: Sequence[Message], limit: int | None = None) -> str:
-        """The model's reply, of at most `limit` tokens, and never more than an answer may have.
+        """Return the model's reply, of at most `limit` tokens and at most the output tokens of an answer.
 
         Raises:
             ContextOverflow: prompt and reply do not fit the window.
-            BackendError: the model failed, or a reader that does not come to an end asked it too often.
+            BackendError: the model failed, or the reader made more than `call_limit` calls.
         """
-        if self.most is not None and self.meter.calls >= self.most:
+        if self.call_limit is not None and self.meter.calls >= self.call_limit:
             raise BackendError(
-                f"gave up after {self.most} calls, {CALLS_A_PART} for each part of the document: the answers do not become shorter"
+                f"gave up after {self.call_limit} calls, {CALLS_PER_PART} for each part of the document: "
+                "the answers do not become shorter"
             )
-        sent = tuple(replace(message, content=neutralise(message.content)) for message in messages)
-        written = min(limit or self.terms.output, self.terms.output)
-        size = self._size(sent)
-        if size + written > self.terms.window:
+        safe = tuple(replace(message, content=neutralise(message.content)) for message in messages)
+        max_tokens = min(limit or self.terms.output, self.terms.output)
+        size = self._size(safe)
+        if size + max_tokens > self.terms.window:
             raise ContextOverflow(
-                f"a prompt of {size} tokens and {written} of output do not fit the window of {self.terms.window}"
+                f"a prompt of {size} tokens and {max_tokens} of output do not fit the window of {self.terms.window}"
             )
-        prompt = Prompt(index=self.meter.calls, phase="answer", messages=sent, max_tokens=written)
+        prompt = Prompt(index=self.meter.calls, phase="answer", messages=safe, max_tokens=max_tokens)
         return strip_thinking(self.terms.calls.complete(self.meter, prompt).text)
 
     def _size(self, messages: Sequence[Message]) -> int:
@@ -159,57 +169,57 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """An answer, and how a reader came to it."""
+class Answer:
+    """An answer, with the reading and the details that led to it."""
 
-    answer: str
+    text: str
     reading: Reading | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Baseline(ABC):
-    """A reader to compare. A subclass says how it comes to its answer; what may stand after the colon of its name are `options`."""
+    """Base class of the compared readers. `options` is the part of the reader's name after the colon."""
 
     def __init__(self, name: str, options: str, terms: Terms) -> None:
         self.name, self.terms = name, terms
         self.configure(options)
 
     def configure(self, options: str) -> None:
-        """Take the options.
+        """Apply the options. Subclasses without options inherit this method, which refuses any.
 
         Raises:
-            UsageError: they are wrong; there are none unless a subclass has some.
+            UsageError: the options are wrong.
         """
         if options:
             raise UsageError(f"{self.name.partition(':')[0]} takes no options, so {self.name!r} is no reader")
 
     @abstractmethod
-    def find(self, sample: Sample, model: Model) -> Found:
-        """The answer; whatever is raised, but for mistakes of the caller, is a failure of this reader."""
+    def find_answer(self, sample: Sample, model: Model) -> Answer:
+        """Return the answer to a sample. Errors are failures of this reader, except mistakes of the caller."""
 
     def answer(self, sample: Sample) -> Outcome:
-        """What the reader makes of a sample."""
-        model, found, error, passing, reading = Model(self.terms), None, None, False, None
+        """Answer a sample; an empty answer is a failure."""
+        model, answer, error, passing, reading = Model(self.terms), None, None, False, None
         try:
-            found = self.find(sample, model)
-            if not found.answer.strip():
+            answer = self.find_answer(sample, model)
+            if not answer.text.strip():
                 raise BackendError("the model gave no answer: its reply is empty or only thinking")
-        except (QuestionError, EmptyDocument) as failure:  # a matter of this sample
+        except (QuestionError, EmptyDocument) as failure:  # the fault of this sample, not of the caller
             error = str(failure)
         except (UsageError, MissingExtra):
             raise
         except MemAgentError as failure:
             error, reading = str(failure), failure.reading
             passing = isinstance(failure, BackendError) and failure.retryable
-        except Exception as failure:  # of a framework: what its users would meet
+        except Exception as failure:  # from a framework: what its users would see
             error = f"{type(failure).__name__}: {failure}"
         return Outcome(
-            answer=None if error or not found else found.answer,
+            answer=None if error or not answer else answer.text,
             error=error,
             passing=passing,
             calls=model.meter.calls,
             usage=model.meter.usage,
             seconds=model.meter.seconds,
-            reading=found.reading if found else reading,
-            details=found.details if found else {},
+            reading=answer.reading if answer else reading,
+            details=answer.details if answer else {},
         )

@@ -1,75 +1,78 @@
-"""The document cut in the middle: what a model's own window holds of it, as LongBench (arXiv:2308.14508) truncates."""
+"""The document truncated in the middle to fit the model's window, as LongBench (arXiv:2308.14508) does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from memagent_integrations.errors import EmptyDocument
-from memagent_integrations.evaluation.baselines.base import Baseline, Found, Model
+from memagent_integrations.evaluation.baselines.base import Answer, Baseline, Model
 from memagent_integrations.evaluation.baselines.prompts import plain
 from memagent_integrations.evaluation.samples import Sample
 from memagent_integrations.tokens import Counter, cut, fit
 
 MARK = "\n[...]\n"
-"""Stands where the middle was."""
+"""Replaces the middle of a truncated document."""
 
 
 class Cut(Baseline):
-    """One call, with the first and the last half of what the window holds. The document is read piece by piece, and its middle never held."""
+    """One call, half of whose text is the beginning of the document and half its end.
 
-    def find(self, sample: Sample, model: Model) -> Found:
-        """The answer from what is left of the document; `details` say whether anything was cut."""
+    The document is read piece by piece; its middle is never held in memory.
+    """
+
+    def find_answer(self, sample: Sample, model: Model) -> Answer:
+        """Return the answer from what is left of the document; `details` say whether anything was cut."""
         text, whole = ends(sample.document(), model.room(plain(sample.question, "")), model.count)
         if not text.strip():
             raise EmptyDocument
-        return Found(answer=model.ask(plain(sample.question, text)), details={"cut": not whole})
+        return Answer(text=model.ask(plain(sample.question, text)), details={"cut": not whole})
 
 
 def ends(pieces: Iterable[str], room: int, count: Counter) -> tuple[str, bool]:
-    """The beginning and the end of a text, at most `room` tokens together, and whether that is all of it."""
-    source = iter(pieces)
-    held, size, enough = [], 0, 4 * room
-    for piece in source:
-        held.append(piece)
+    """Return the beginning and the end of a text, at most `room` tokens together, and whether that is all of it."""
+    remaining = iter(pieces)
+    parts, size, next_check = [], 0, 4 * room
+    for piece in remaining:
+        parts.append(piece)
         size += len(piece)
-        if size > enough:  # is it more than fits already?
-            held, enough = ["".join(held)], 2 * size
-            if count(held[0]) > room:
+        if size > next_check:  # counting at every piece would be slow
+            parts, next_check = ["".join(parts)], 2 * size
+            if count(parts[0]) > room:
                 break
-    text = "".join(held)
+    text = "".join(parts)
     if count(text) <= room:
         return text, True
     head = cut(text, room // 2, count)
     tail = _Tail(room - room // 2 - count(MARK), count)
     tail.feed(text[len(head) :])
-    for piece in source:
+    for piece in remaining:
         tail.feed(piece)
     return head + MARK + tail.end(), False
 
 
 class _Tail:
-    """The last `limit` tokens of a text that goes by. At most a few times as many characters are held as they have."""
+    """Keeps the last `limit` tokens of a text that comes in pieces. Holds at most a few times as many characters."""
 
     def __init__(self, limit: int, count: Counter) -> None:
         self._limit, self._count = limit, count
-        self._held: list[str] = []
+        self._parts: list[str] = []
         self._size = 0
-        self._keep = max(4 * limit, 64)  # characters that hold so many tokens, as far as we know
+        self._keep = max(4 * limit, 64)  # characters assumed to hold `limit` tokens; doubled where they do not
 
     def feed(self, piece: str) -> None:
-        """Take the next piece; let go of what is surely not in the tail."""
-        self._held.append(piece)
+        """Add the next piece; drop what is certainly not in the tail."""
+        self._parts.append(piece)
         self._size += len(piece)
         while self._size > 2 * self._keep:
-            text = "".join(self._held)
+            text = "".join(self._parts)
             if self._count(text[-self._keep :]) < self._limit:
                 self._keep *= 2
             else:
                 text = text[-self._keep :]
-            self._held, self._size = [text], len(text)
+            self._parts, self._size = [text], len(text)
 
     def end(self) -> str:
-        """The tail, when the text is complete."""
-        text = "".join(self._held)
+        """Return the tail, after the last piece."""
+        text = "".join(self._parts)
         kept = fit(self._limit, len(text), lambda n: self._count(text[len(text) - n :]))
         return text[len(text) - kept :]

@@ -1,4 +1,4 @@
-"""LangChain's refine and map-reduce (`langchain_classic`), as its users have them: its chains, its prompts, its splitter."""
+"""LangChain's refine and map-reduce chains (`langchain_classic`), with its own prompts and its default splitter."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
 from memagent_integrations.errors import EmptyDocument
-from memagent_integrations.evaluation.baselines.base import CALLS_A_PART, Baseline, Found, Model
+from memagent_integrations.evaluation.baselines.base import CALLS_PER_PART, Answer, Baseline, Model
 from memagent_integrations.evaluation.samples import Sample
 from memagent_integrations.prompts import MARGIN
 from memagent_integrations.records import Message
 
 _OVERLAP = 200  # the splitter's default
-_LOADING = threading.Lock()  # the filters of warnings are those of the whole process
+_LOADING = threading.Lock()  # guards the warning filters, which the whole process shares
 
 
 class ChatModel(BaseChatModel):
-    """A LangChain chat model over a model."""
+    """The evaluated model as a LangChain chat model."""
 
     model: Any
 
@@ -38,7 +38,7 @@ class ChatModel(BaseChatModel):
         return "memagent-evaluation"
 
     def get_num_tokens(self, text: str) -> int:
-        """Tokens of a text."""
+        """Return the number of tokens of a text."""
         return int(self.model.count(text))
 
     def _generate(
@@ -48,19 +48,19 @@ class ChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        said = self.model.ask([_message(message) for message in messages], kwargs.get("max_tokens"))
-        for sign in stop or ():
-            said = said.partition(sign)[0]
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(content=said))])
+        text = self.model.ask([_message(message) for message in messages], kwargs.get("max_tokens"))
+        for stop_text in stop or ():
+            text = text.partition(stop_text)[0]
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(content=text))])
 
 
 class _Chain(Baseline):
-    """A chain over the documents that LangChain's default splitter makes of a text. The whole text is held, as its users hold it."""
+    """A chain over the parts that LangChain's default splitter makes. It holds the whole text, as in common use."""
 
     chain_type: ClassVar[str]
 
-    def find(self, sample: Sample, model: Model) -> Found:
-        """The chain's answer."""
+    def find_answer(self, sample: Sample, model: Model) -> Answer:
+        """Run the chain and return its answer."""
         text = "".join(sample.document())
         if not text.strip():
             raise EmptyDocument
@@ -70,60 +70,59 @@ class _Chain(Baseline):
             chunk_size=size, chunk_overlap=min(_OVERLAP, size // 2), length_function=model.count
         )
         parts = [Document(page_content=part) for part in splitter.split_text(text)]
-        model.most = CALLS_A_PART * len(parts)
+        model.call_limit = CALLS_PER_PART * len(parts)
         answer = chain.invoke({"input_documents": parts, "question": sample.question})["output_text"]
-        return Found(answer=str(answer), details={"parts": len(parts), "part_tokens": size})
+        return Answer(text=str(answer), details={"parts": len(parts), "part_tokens": size})
 
     def load(self, llm: ChatModel) -> Any:
-        """The chain, with LangChain's own prompts."""
-        return _loaded(llm, self.chain_type)
+        """Return the chain, with LangChain's own prompts."""
+        return _load(llm, self.chain_type)
 
     @abstractmethod
     def prompts(self, chain: Any) -> list[tuple[BasePromptTemplate[Any], int]]:
-        """The prompts that show a part of the document, and how many earlier answers each of them shows too."""
+        """Return the prompts that show a part of the document, each with the number of earlier answers it shows too."""
 
 
 class Refine(_Chain):
-    """An answer from the first part, refined with each other one; parts leave room for the answer so far."""
+    """Answers from the first part, then refines the answer with each other part, which leave room for it."""
 
     chain_type = "refine"
 
     def prompts(self, chain: Any) -> list[tuple[BasePromptTemplate[Any], int]]:
-        """The first prompt, and that of refining."""
+        """Return the first prompt and the refine prompt."""
         return [(chain.initial_llm_chain.prompt, 0), (chain.refine_llm_chain.prompt, 1)]
 
 
 class MapReduce(_Chain):
-    """What each part says to the question, and one answer from all of that, which is collapsed while it is too long for one window.
+    """Extracts what each part says about the question, and answers from the extracts, collapsed until they fit.
 
-    Where no two extracts fit together LangChain goes on for ever: ten calls for each part are a failure.
+    LangChain never ends where no two extracts fit together, so it fails after `CALLS_PER_PART` calls for each part.
     """
 
     chain_type = "map_reduce"
 
     def load(self, llm: ChatModel) -> Any:
-        """The chain; its extracts together may fill the window."""
+        """Return the chain; its extracts together may fill the window."""
         terms = llm.model.terms
-        return _loaded(
-            llm, self.chain_type, token_max=terms.window - terms.output - 2 * terms.backend.template_tokens - MARGIN
-        )
+        token_max = terms.window - terms.output - 2 * terms.backend.template_tokens - MARGIN
+        return _load(llm, self.chain_type, token_max=token_max)
 
     def prompts(self, chain: Any) -> list[tuple[BasePromptTemplate[Any], int]]:
-        """The prompt of an extract."""
+        """Return the prompt of an extract."""
         return [(chain.llm_chain.prompt, 0)]
 
 
-def _loaded(llm: ChatModel, kind: str, **options: Any) -> BaseCombineDocumentsChain:
+def _load(llm: ChatModel, kind: str, **options: Any) -> BaseCombineDocumentsChain:
     with _LOADING, warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", LangChainDeprecationWarning
-        )  # that it is there only for what was built on it is why it is here
+        # Deprecated, but still what existing applications use, which is why it is compared.
+        warnings.simplefilter("ignore", LangChainDeprecationWarning)
         return load_qa_chain(llm, kind, **options)
 
 
 def _room(model: Model, prompt: BasePromptTemplate[Any], question: str, answers: int) -> int:
-    """Tokens of a part with which the prompt fits."""
-    empty = prompt.format_prompt(**dict.fromkeys(prompt.input_variables, "") | {"question": question}).to_messages()
+    """Return how many tokens of a part fit into the prompt."""
+    values = dict.fromkeys(prompt.input_variables, "") | {"question": question}
+    empty = prompt.format_prompt(**values).to_messages()
     return model.room([_message(message) for message in empty], answers=answers)
 
 

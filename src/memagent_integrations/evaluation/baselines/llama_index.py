@@ -1,4 +1,4 @@
-"""LlamaIndex's Refine and TreeSummarize, as its users have them: its prompts, its splitters, its way to fill a window."""
+"""LlamaIndex's Refine and TreeSummarize, with its own prompts and splitters and its own way to fill a window."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.utilities.token_counting import TokenCounter
 
 from memagent_integrations.errors import BackendError, EmptyDocument
-from memagent_integrations.evaluation.baselines.base import CALLS_A_PART, Baseline, Found, Model
+from memagent_integrations.evaluation.baselines.base import CALLS_PER_PART, Answer, Baseline, Model
 from memagent_integrations.evaluation.samples import Sample
 from memagent_integrations.records import Message
 
-_NOTHING = "Empty Response"  # what a synthesizer says where its model said nothing
+_NO_ANSWER = "Empty Response"  # what a synthesizer returns when its model returns nothing
 
 
 class LLM(CustomLLM):
-    """A LlamaIndex LLM over a model."""
+    """The evaluated model as a LlamaIndex LLM."""
 
     model: Any
 
     @property
     def metadata(self) -> LLMMetadata:
-        """The window and the size of an answer."""
+        """Return the window and the size of an answer."""
         terms = self.model.terms
         return LLMMetadata(
             context_window=terms.window, num_output=terms.output, is_chat_model=True, model_name=terms.backend.name
@@ -41,35 +41,35 @@ class LLM(CustomLLM):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """One call."""
-        said = self.model.ask([_message(message) for message in messages], kwargs.get("max_tokens"))
-        return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=said))
+        """Make one call."""
+        text = self.model.ask([_message(message) for message in messages], kwargs.get("max_tokens"))
+        return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text))
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """`chat`, with one message."""
+        """Make one call with one user message."""
         return CompletionResponse(text=self.model.ask([Message(role="user", content=prompt)], kwargs.get("max_tokens")))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
-        """`complete`, in one piece."""
+        """Yield the reply of `complete` in one piece."""
         yield self.complete(prompt, formatted, **kwargs)
 
 
 class _Counter(TokenCounter):
-    """Counts messages with the model's tokenizer too; LlamaIndex's own does that with the process-wide one, which is not ours to set."""
+    """Counts messages with the model's tokenizer. LlamaIndex's own counter uses a process-wide one."""
 
     def __init__(self, tokenizer: Callable[[str], Any], template_tokens: int) -> None:
         super().__init__(tokenizer)
         self._template_tokens = template_tokens
 
     def estimate_tokens_in_messages(self, messages: list[ChatMessage]) -> int:
-        """Tokens of the messages, and what the chat template adds."""
+        """Return the tokens of the messages and of the chat template."""
         return sum(self.get_string_tokens(message.content or "") + self._template_tokens for message in messages)
 
 
 class _Helper(PromptHelper):
-    """LlamaIndex's own sum of what a window leaves for text, in the model's tokens."""
+    """LlamaIndex's own computation of the room for text, in the model's tokens."""
 
     def __init__(self, counter: TokenCounter, metadata: LLMMetadata) -> None:
         super().__init__(metadata.context_window, metadata.num_output, tokenizer=counter.tokenizer)
@@ -77,26 +77,27 @@ class _Helper(PromptHelper):
 
 
 class _Synthesizer(Baseline):
-    """A response synthesizer over the nodes of a document, made by LlamaIndex's default splitter. The whole text is held, as its users hold it."""
+    """A response synthesizer over the nodes that LlamaIndex's default splitter makes.
+
+    It holds the whole text, as in common use.
+    """
 
     kind: ClassVar[type[BaseSynthesizer]]
     templates: ClassVar[tuple[str, ...]]
-    padding: ClassVar[int]  # tokens that LlamaIndex leaves free in a prompt
+    padding: ClassVar[int]  # tokens that LlamaIndex keeps free in a prompt
 
-    def find(self, sample: Sample, model: Model) -> Found:
-        """The synthesizer's answer."""
+    def find_answer(self, sample: Sample, model: Model) -> Answer:
+        """Run the synthesizer and return its answer."""
         text = "".join(sample.document())
         if not text.strip():
             raise EmptyDocument
         llm = LLM(model=model, callback_manager=CallbackManager([]))
-        tokenizer: Any = lambda text: range(model.count(text))  # noqa: E731  # only its length is looked at
+        tokenizer: Any = lambda text: range(model.count(text))  # noqa: E731  # only the length of the result is used
         helper = _Helper(_Counter(tokenizer, model.meter.template_tokens), llm.metadata)
-        helpers: dict[str, Any] = {
-            name: helper for name in ("prompt_helper", "chat_prompt_helper") if name in signature(self.kind).parameters
-        }
-        synthesizer = self.kind(
-            llm=llm, callback_manager=llm.callback_manager, **helpers
-        )  # without them it loads a process-wide tokenizer
+        # Without a helper of our own the synthesizer would load a process-wide tokenizer.
+        names = {"prompt_helper", "chat_prompt_helper"} & set(signature(self.kind).parameters)
+        helpers: dict[str, Any] = dict.fromkeys(names, helper)
+        synthesizer = self.kind(llm=llm, callback_manager=llm.callback_manager, **helpers)
         size = self._node_size(synthesizer, helper, llm, sample.question)
         splitter = SentenceSplitter(
             chunk_size=size,
@@ -105,25 +106,24 @@ class _Synthesizer(Baseline):
             callback_manager=llm.callback_manager,
         )
         nodes = [NodeWithScore(node=TextNode(text=part)) for part in splitter.split_text(text)]
-        model.most = CALLS_A_PART * len(nodes)
+        model.call_limit = CALLS_PER_PART * len(nodes)
         answer = getattr(synthesizer.synthesize(sample.question, nodes), "response", None)
-        if answer is None or answer == _NOTHING:
+        if answer is None or answer == _NO_ANSWER:
             raise BackendError(f"the model gave no answer: LlamaIndex says {answer!r}")
-        return Found(answer=str(answer), details={"nodes": len(nodes), "node_tokens": size})
+        return Answer(text=str(answer), details={"nodes": len(nodes), "node_tokens": size})
 
     def _node_size(self, synthesizer: BaseSynthesizer, helper: PromptHelper, llm: LLM, question: str) -> int:
-        """Tokens of a node that the synthesizer will not split anew."""
+        """Return the size of a node, in tokens, that the synthesizer will not split again."""
         prompts = [synthesizer.get_prompts()[name].partial_format(query_str=question) for name in self.templates]
-        return min(
-            int(helper.get_text_splitter_given_prompt(prompt, padding=self.padding, llm=llm).chunk_size)
-            for prompt in prompts
-        )
+        splitters = [helper.get_text_splitter_given_prompt(prompt, padding=self.padding, llm=llm) for prompt in prompts]
+        return min(int(splitter.chunk_size) for splitter in splitters)
 
 
 class Refine(_Synthesizer):
-    """An answer from the first node, refined with each other one.
+    """Answers from the first node, then refines the answer with each other node.
 
-    LlamaIndex leaves 500 tokens for the answer so far; where they do not suffice it splits a node, and reads its parts in reverse.
+    LlamaIndex leaves 500 tokens for the answer so far. Where that is not enough, it splits a node and reads its parts
+    in reverse order.
     """
 
     kind = response_synthesizers.Refine
@@ -132,9 +132,10 @@ class Refine(_Synthesizer):
 
 
 class TreeSummarize(_Synthesizer):
-    """An answer from each windowful, and one from those answers, again and again until they fit one window.
+    """Answers from each windowful of nodes, then from those answers, until they fit one window.
 
-    Where answers are about as long as what they are made from LlamaIndex goes on for ever: ten calls for each node are a failure.
+    LlamaIndex never ends where the answers are about as long as their sources, so it fails after `CALLS_PER_PART` calls
+    for each node.
     """
 
     kind = response_synthesizers.TreeSummarize

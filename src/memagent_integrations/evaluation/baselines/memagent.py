@@ -1,11 +1,11 @@
-"""MemAgent: the reader of this package, with each layout and strategy."""
+"""MemAgent, the reader of this package, with each prompt layout."""
 
 from __future__ import annotations
 
 from typing import get_args
 
 from memagent_integrations.errors import ContextOverflow, UsageError
-from memagent_integrations.evaluation.baselines.base import Baseline, Found, Model
+from memagent_integrations.evaluation.baselines.base import Answer, Baseline, Model
 from memagent_integrations.evaluation.samples import Sample
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -15,34 +15,34 @@ _NO_CHANGE = "no-change"
 
 
 class MemAgent(Baseline):
-    """Reads section by section, and answers from the memory. Options: a layout, "no-change", or both with a comma between.
+    """Reads section by section and answers from the memory. Options: a layout, "no-change", or both, comma-separated.
 
     Without options it has the prompts of `Terms`: a policy's.
     """
 
     def configure(self, options: str) -> None:
-        """Make the reader.
+        """Create the reader that the options describe.
 
         Raises:
             UsageError: an option is unknown, or the budgets do not fit the window.
         """
-        chosen = set(options.split(",")) - {""}
-        layouts = [layout for layout in get_args(Layout) if layout in chosen]
+        selected = set(options.split(",")) - {""}
+        layouts = [layout for layout in get_args(Layout) if layout in selected]
         known = (*get_args(Layout), _NO_CHANGE)
-        if len(layouts) > 1 or not chosen <= set(known):
+        if len(layouts) > 1 or not selected <= set(known):
             raise UsageError(
                 f"unknown reader {self.name!r}; memagent takes one layout, {_NO_CHANGE}, or both ({', '.join(known)})"
             )
-        prompts = PromptSet.default(layout=layouts[0] if layouts else "section-first", no_change=_NO_CHANGE in chosen)
-        if not chosen and self.terms.prompts:
+        prompts = PromptSet.default(layout=layouts[0] if layouts else "section-first", no_change=_NO_CHANGE in selected)
+        if not selected and self.terms.prompts:
             prompts = self.terms.prompts
         self._reader = Reader(self.terms.backend, prompts=prompts, window=self.terms.window, **vars(self.terms.budgets))
         try:
             self._reader.plan("?", "?")
-        except ContextOverflow as error:  # rather now than once a sample
+        except ContextOverflow as error:  # report it once, not for every sample
             raise UsageError(str(error)) from error
 
-    def find(self, sample: Sample, model: Model) -> Found:
-        """The answer of a reading, and the reading."""
+    def find_answer(self, sample: Sample, model: Model) -> Answer:
+        """Read the document and return the answer with the reading."""
         reading = self._reader.changed(backend=model.meter).read(sample.question, sample.document())
-        return Found(answer=reading.answer or "", reading=reading)
+        return Answer(text=reading.answer or "", reading=reading)

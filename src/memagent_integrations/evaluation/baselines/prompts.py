@@ -1,4 +1,4 @@
-"""The one prompt of the readers that show a text and ask: cut, retrieved and gold passages."""
+"""The prompt of the readers that make one call: cut, bm25 and oracle."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _TASK = "Answer the question from the text. If the text does not hold the answer
 
 
 def plain(question: str, text: str) -> tuple[Message, ...]:
-    """The question and a text, and the request to answer."""
-    blocks = (
-        f"<{tag}>\n{harmless(content, _TAGS)}\n</{tag}>" for tag, content in zip(_TAGS, (question, text), strict=True)
-    )
+    """Return the prompt that shows a question and a text and asks for the answer."""
+    contents = zip(_TAGS, (question, text), strict=True)
+    blocks = [f"<{tag}>\n{harmless(content, _TAGS)}\n</{tag}>" for tag, content in contents]
     return (Message(role="user", content="\n\n".join((_OPENING, *blocks, _TASK))),)

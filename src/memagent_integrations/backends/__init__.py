@@ -1,4 +1,4 @@
-"""Backends by name. Each file is the one home of its SDK, imported when it is asked for."""
+"""Backends by name. Each file is the one home of its SDK, and is imported when a backend of its kind is loaded."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ KINDS = (*_KINDS, "policy")
 
 
 def load_backend(spec: str, **options: Any) -> Backend:
-    """The backend that a name stands for.
+    """Return the backend with this name.
 
-    "openai:MODEL" (any OpenAI-compatible endpoint), "llamacpp:FILE.gguf", "transformers:NAME", "vllm:NAME", "policy:DIR" (the model and
-    adapter that its `memagent.json` names; `Reader` takes the prompts and budgets too), or the name of an embedded model ("smollm2",
-    fetched at first use). `options` go to the backend's class. The option `model` loads a policy's adapter on the same weights elsewhere:
-    `load_backend("policy:DIR", model="vllm:NAME")`. An endpoint has the adapter already, under a name of its own: "openai:THAT_NAME".
+    `spec` is "openai:MODEL" (any OpenAI-compatible endpoint), "llamacpp:FILE.gguf", "transformers:NAME", "vllm:NAME",
+    "policy:DIR" (the model and adapter that its `memagent.json` names; `Reader` takes the prompts and budgets too), or
+    the name of an embedded model ("smollm2", fetched at first use). `options` go to the backend's class.
+
+    The option `model` loads a policy's adapter on the same weights in another backend:
+    `load_backend("policy:DIR", model="vllm:NAME")`. An endpoint already serves the adapter, under a name of its own:
+    "openai:THAT_NAME".
 
     Raises:
         UsageError: the name or an option is unknown.
@@ -39,14 +42,9 @@ def load_backend(spec: str, **options: Any) -> Backend:
     """
     kind, _, name = spec.partition(":")
     if spec in embedded.EMBEDDED:
-        model = embedded.EMBEDDED[spec]
-        sampling = (
-            {} if options.get("adapter") else model.sampling
-        )  # a crutch of the raw model; adapters are trained without it
-        defaults = {"name": spec, "window": model.window, "sampling": sampling}
-        return _make("llamacpp", embedded.pull(spec), defaults | options)
+        return _load_embedded(spec, options)
     if kind == "policy" and name:
-        return _trained(policies.load(name), options)
+        return _load_policy(policies.load(name), options)
     if kind in _KINDS and name:
         return _make(kind, name, options)
     known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *embedded.EMBEDDED])
@@ -55,8 +53,16 @@ def load_backend(spec: str, **options: Any) -> Backend:
     )
 
 
-def _trained(policy: policies.Policy, options: dict[str, Any]) -> Backend:
-    """A policy's model, or another with the same weights, with the policy's adapter in the form that this backend reads."""
+def _load_embedded(name: str, options: dict[str, Any]) -> Backend:
+    model = embedded.EMBEDDED[name]
+    # the sampling settings prop up the raw model; adapters are trained without them
+    sampling = {} if options.get("adapter") else model.sampling
+    defaults = {"name": name, "window": model.window, "sampling": sampling}
+    return _make("llamacpp", embedded.pull(name), defaults | options)
+
+
+def _load_policy(policy: policies.Policy, options: dict[str, Any]) -> Backend:
+    """Load a policy's model, or another with the same weights, with the adapter in the form that this backend reads."""
     model = options.pop("model", policy.model)
     if not isinstance(model, str) or model.startswith("policy:"):
         raise UsageError(f"model has to be the name of a model that has the weights of {policy.model}, not {model!r}")

@@ -1,4 +1,4 @@
-"""What every backend offers. `tests/contract.py` holds each of them to it."""
+"""What every backend offers. `tests/helpers/contract.py` holds each of them to it."""
 
 from __future__ import annotations
 
@@ -17,42 +17,43 @@ from memagent_integrations.records import Prompt, Reply
 class Backend(ABC):
     """A language model that answers prompts.
 
-    A subclass has to define `count` and `complete`; the rest follows from them. Every failure is a `MemAgentError`: `BackendError` with
-    `retryable`, `ContextOverflow` when the prompt does not fit, `UsageError` when a setting is at fault.
+    A subclass has to define `count` and `complete`; every other method has a default that builds on them. Each
+    failure is a `MemAgentError`: a `BackendError` with `retryable`, a `ContextOverflow` when the prompt does not fit
+    the window, a `UsageError` when a setting is wrong.
     """
 
     name: str
-    """How `load_backend` would name it; stands in every reading."""
+    """The name under which `load_backend` would find it; every reading records it."""
     window: int | None = None
     """Context window in tokens, or None if unknown."""
     template_tokens: int = 64
     """Tokens that the chat template adds to a message, at most."""
     batch_size: int = 1
-    """Prompts that `complete_batch` computes together. 1: calls are independent of one another, `concurrency` of them at a time."""
+    """Prompts that `complete_batch` computes together. 1: calls are independent, `concurrency` of them at a time."""
     concurrency: int = 1
     """Calls that `Reader.read_many` makes at a time."""
     max_retries: int = 0
-    """How often the reader retries a call, unless its `Limits` say otherwise; 0 where the model's own client retries."""
+    """How often the reader retries a call, unless its `Limits` say otherwise; 0 where the model's client does that."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What besides the name decides what the model says (sampling, adapter), as JSON without secrets; a journal compares it."""
+        """What decides the replies besides the name (sampling, adapter): JSON without secrets, compared by journals."""
         return {}
 
     @abstractmethod
     def count(self, text: str) -> int:
-        """Tokens of the text, without any that a template adds."""
+        """Return the number of tokens in the text, without any that a template adds."""
 
     @abstractmethod
     def complete(self, prompt: Prompt) -> Reply:
-        """The reply to one prompt, of at most `prompt.max_tokens` tokens."""
+        """Return the reply to one prompt, of at most `prompt.max_tokens` tokens."""
 
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
-        """The replies to many prompts, in their order; where one failed, its error."""
+        """Return the replies to many prompts, in their order; a prompt that failed has its error instead."""
         return [self._outcome(prompt) for prompt in prompts]
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """The reply in pieces, as the model writes it, and then the whole as a `Reply`."""
+        """Yield the reply's text in pieces, as the model writes it, and the whole `Reply` last."""
         reply = self.complete(prompt)
         yield reply.text
         yield reply
@@ -63,24 +64,24 @@ class Backend(ABC):
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        pieces, turn = self.stream(prompt), threading.Lock()
+        pieces, lock = self.stream(prompt), threading.Lock()
 
-        def take() -> str | Reply | None:
-            with turn:
+        def next_piece() -> str | Reply | None:
+            with lock:
                 return next(pieces, None)
 
-        def leave() -> None:
-            with turn:  # a generator that is running cannot be closed
+        def close() -> None:
+            with lock:  # a generator cannot be closed while it runs
                 pieces.close()
 
         try:
-            while (piece := await asyncio.to_thread(take)) is not None:
+            while (piece := await asyncio.to_thread(next_piece)) is not None:
                 yield piece
-        except asyncio.CancelledError:  # does not wait for the piece that is being made
-            asyncio.get_running_loop().run_in_executor(None, leave)
+        except asyncio.CancelledError:  # cancelling does not wait for the piece under way
+            asyncio.get_running_loop().run_in_executor(None, close)
             raise
         except GeneratorExit:
-            await asyncio.to_thread(leave)
+            await asyncio.to_thread(close)
             raise
 
     def close(self) -> None:
@@ -117,10 +118,10 @@ class Backend(ABC):
 
 
 def digest(text: str) -> str:
-    """A short hash, to tell settings apart without showing them."""
+    """Return a short hash, which tells settings apart without showing them."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def closed(name: str) -> BackendError:
-    """The error of a call to a backend that has been closed."""
+def closed_error(name: str) -> BackendError:
+    """Return the error for a call to a backend that has been closed."""
     return BackendError(f"{name} is closed; make a new backend")

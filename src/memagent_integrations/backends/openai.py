@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Literal, get_args
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import openai
 
-from memagent_integrations.backends.base import Backend, closed, digest
+from memagent_integrations.backends.base import Backend, closed_error, digest
 from memagent_integrations.backends.failures import translated
 from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
 from memagent_integrations.checks import check_int, check_number, drop_none
@@ -23,25 +23,25 @@ from memagent_integrations.records import Prompt, Reply, Usage
 from memagent_integrations.sanitize import neutralise
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
-_COUNTING = 60.0  # seconds that counting may take at most
+_COUNTING_TIMEOUT = 60.0  # seconds
 LimitParameter = Literal["max_tokens", "max_completion_tokens"]
 
 
 class OpenAIBackend(Backend):
     """An OpenAI-compatible endpoint: OpenAI itself, vLLM, llama.cpp's server, Ollama, a gateway.
 
-    `api_key` and `base_url` default to OPENAI_API_KEY and OPENAI_BASE_URL, as in the SDK. Tokens are counted by the endpoint's own
-    `/tokenize` where it has one, else by tiktoken for OpenAI's models; `tokenizer` overrides that with a counter or a name that
-    `load_counter` knows. What is left None is not sent, so the server's own default holds. The reader retries failed calls up to
-    `max_retries` times. `concurrency` bounds the calls in flight of all threads, and those of each
-    event loop; streams, which last as long as whoever reads them takes, come on top.
+    `api_key` and `base_url` default to OPENAI_API_KEY and OPENAI_BASE_URL, as in the SDK. Tokens are counted by the
+    endpoint's own `/tokenize` where it has one, else by tiktoken for OpenAI's models; `tokenizer` overrides that with a
+    counter or a name that `load_counter` knows. A setting left None is not sent, so the server's default holds. The
+    reader retries failed calls up to `max_retries` times. `concurrency` limits the calls in flight, once for all
+    threads together and once for each event loop; streams, which last as long as their consumers take, are not counted.
 
     Raises:
         UsageError: a setting is wrong, or there is neither an API key nor a `base_url` to do without one.
     """
 
     _proxies = True
-    """Whether the proxies that the environment names are asked."""
+    """Whether requests go through the proxies that the environment names."""
 
     def __init__(
         self,
@@ -64,9 +64,8 @@ class OpenAIBackend(Backend):
         check_int(least=0, max_retries=max_retries)
         check_number(timeout=timeout, **drop_none(temperature=temperature, top_p=top_p))
         if limit_parameter not in (None, *get_args(LimitParameter)):
-            raise UsageError(
-                f"limit_parameter has to be {' or '.join(get_args(LimitParameter))}, not {limit_parameter!r}"
-            )
+            allowed = " or ".join(get_args(LimitParameter))
+            raise UsageError(f"limit_parameter has to be {allowed}, not {limit_parameter!r}")
         if not isinstance(extra_body, Mapping | None):
             raise UsageError(f"extra_body has to be a mapping of names to JSON values, not {extra_body!r}")
         self.name = f"openai:{model}"
@@ -85,7 +84,7 @@ class OpenAIBackend(Backend):
         self._extra_body = dict(extra_body or {})
         self._limit: LimitParameter = limit_parameter or ("max_completion_tokens" if self._hosted else "max_tokens")
         self._tokenizer, self._window = tokenizer, window
-        self._counter_and_window: tuple[Counter, int | None] | None = None
+        self._counting: tuple[Counter, int | None] | None = None
         self._counting_lock, self._lock = threading.Lock(), threading.Lock()
         self._closed, self._calls = False, 0
         self._slots = threading.BoundedSemaphore(concurrency)
@@ -93,63 +92,66 @@ class OpenAIBackend(Backend):
 
     @property
     def window(self) -> int | None:  # type: ignore[override]
-        """Context window as given, or as the endpoint's `/tokenize` tells it."""
-        return self._window or (None if self._tokenizer else self._counting()[1])
+        """Context window: the constructor's, or the one that the endpoint's `/tokenize` reports."""
+        return self._window or (None if self._tokenizer else self._counter_and_window()[1])
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Sampling parameters, what else is sent as a digest, the tokenizer that was named, and the address."""
-        more = digest(repr(sorted(self._extra_body.items()))) if self._extra_body else None
+        """Sampling parameters, a digest of `extra_body`, the tokenizer's name if it has one, and the address."""
+        extra_body = digest(repr(sorted(self._extra_body.items()))) if self._extra_body else None
         tokenizer = self._tokenizer if isinstance(self._tokenizer, str) else None
-        return {**self._options, "extra_body": more, "tokenizer": tokenizer, "base_url": self._address}
+        return {**self._options, "extra_body": extra_body, "tokenizer": tokenizer, "base_url": self._address}
 
     def count(self, text: str) -> int:
-        """Tokens of the text, by the endpoint or by the tokenizer that was given."""
-        return self._counting()[0](text) if text else 0
+        """Return the number of tokens in the text, by the endpoint or by the constructor's tokenizer."""
+        return self._counter_and_window()[0](text) if text else 0
 
     def complete(self, prompt: Prompt) -> Reply:
-        """The reply of the endpoint."""
-        received = _Answer()
+        """Return the endpoint's reply."""
+        builder = _CompletionBuilder()
         with self._slot(prompt), self._call():
-            received.take(self._client.chat.completions.create(**self._request(prompt)))
-        return received.reply()
+            builder.take(self._client.chat.completions.create(**self._request(prompt)))
+        return builder.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
-        received = _Answer()
+        builder = _CompletionBuilder()
         async with self._acall() as (client, slots), slots:
             with self._errors():
-                received.take(await client.chat.completions.create(**self._request(prompt)))
-        return received.reply()
+                builder.take(await client.chat.completions.create(**self._request(prompt)))
+        return builder.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """The reply as the endpoint streams it; a stream that breaks off is an error, and is not repeated."""
-        received = _Stream()
+        """Yield the reply as the endpoint streams it; a stream that breaks off is an error, and is not repeated."""
+        builder = _StreamBuilder()
         with self._call(), self._client.chat.completions.create(**self._request(prompt, stream=True)) as events:
             for event in events:
-                if text := received.add(event):
+                if text := builder.add(event):
                     yield text
-        yield received.reply()
+        yield builder.reply()
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        received = _Stream()
+        builder = _StreamBuilder()
         async with self._acall() as (client, _):
             with self._errors():
                 async with await client.chat.completions.create(**self._request(prompt, stream=True)) as events:
                     async for event in events:
-                        if text := received.add(event):
+                        if text := builder.add(event):
                             yield text
-        yield received.reply()
+        yield builder.reply()
 
     def close(self) -> None:
-        """Take no more calls; once those in flight are through, close the connections. Those of async calls are closed by `aclose`."""
-        if self._shut():
+        """Refuse further calls, and close the connections when those in flight have ended.
+
+        The connections of async calls are closed by `aclose`.
+        """
+        if self._refuse_calls():
             self._free()
 
     async def aclose(self) -> None:
         """`close`, async; calls of other tasks in flight on this event loop are broken off."""
-        idle = self._shut()
+        idle = self._refuse_calls()
         with self._lock:
             connections = self._async.pop(asyncio.get_running_loop(), None)
         if connections:
@@ -157,22 +159,26 @@ class OpenAIBackend(Backend):
         if idle:
             await asyncio.to_thread(self._free)
 
-    def _http(self, kind: Callable[..., Any]) -> dict[str, Any]:
-        return {} if self._proxies else {"http_client": kind(trust_env=False)}
+    def _http(self, client: Callable[..., Any]) -> dict[str, Any]:
+        return {} if self._proxies else {"http_client": client(trust_env=False)}
 
     def _free(self) -> None:
-        """Free what the calls needed; there are none any more."""
+        """Free what calls need, after the last of them."""
         self._client.close()
 
     @contextmanager
     def _slot(self, prompt: Prompt) -> Iterator[None]:
-        """A place among the calls in flight. A call that nobody waits for any more gets none."""
-        if not self._slots.acquire(timeout=_left(prompt)):
+        """Hold one of the `concurrency` slots during a call.
+
+        Raises:
+            BackendError: no slot became free before the prompt's deadline.
+        """
+        if not self._slots.acquire(timeout=_seconds_left(prompt)):
             raise BackendError(
                 f"{self.name} has no place for another call (concurrency={self.concurrency})", retryable=True
             )
         try:
-            if not _left(prompt):  # it became free this moment, and too late
+            if not _seconds_left(prompt):  # the slot became free at the last moment
                 raise BackendError(f"{self.name} was not asked in time", retryable=True)
             yield
         finally:
@@ -180,7 +186,7 @@ class OpenAIBackend(Backend):
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """One call: what goes wrong is one of this package's errors, and the backend is not freed before its end."""
+        """Run one call: translate its errors, and keep the backend from being freed before the call ends."""
         self._begin()
         try:
             with self._errors():
@@ -191,7 +197,7 @@ class OpenAIBackend(Backend):
 
     @asynccontextmanager
     async def _acall(self) -> AsyncGenerator[tuple[openai.AsyncOpenAI, asyncio.Semaphore]]:
-        """`_call`, async; gives the client of this event loop, and what bounds its calls."""
+        """`_call`, async, without translating errors; yield this event loop's client and the semaphore of its calls."""
         self._begin()
         try:
             yield await self._async_client()
@@ -199,8 +205,8 @@ class OpenAIBackend(Backend):
             if self._end():
                 await asyncio.shield(asyncio.to_thread(self._free))
 
-    def _shut(self) -> bool:
-        """Take no more calls; whether none is in flight."""
+    def _refuse_calls(self) -> bool:
+        """Refuse calls from now on; return whether none is in flight."""
         with self._lock:
             self._closed = True
             return not self._calls
@@ -208,11 +214,11 @@ class OpenAIBackend(Backend):
     def _begin(self) -> None:
         with self._lock:
             if self._closed:
-                raise closed(self.name)
+                raise closed_error(self.name)
             self._calls += 1
 
     def _end(self) -> bool:
-        """One call less; whether it was the last one of a closed backend."""
+        """Count one call less; return whether it was the last one of a closed backend."""
         with self._lock:
             self._calls -= 1
             return self._closed and not self._calls
@@ -223,13 +229,16 @@ class OpenAIBackend(Backend):
     async def _async_client(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         loop = asyncio.get_running_loop()  # a connection belongs to the event loop that opened it
         with self._lock:
-            for ended in [each for each in self._async if each.is_closed()]:
-                del self._async[ended]
+            for closed_loop in [each for each in self._async if each.is_closed()]:
+                del self._async[closed_loop]
             connections = self._async.setdefault(loop, self._connections())
         return await connections.asend(None)
 
     async def _connections(self) -> AsyncGenerator[tuple[openai.AsyncOpenAI, asyncio.Semaphore]]:
-        """The client of one event loop, and what bounds its calls. `asyncio.run` ends every async generator, and so closes the connections."""
+        """Yield one event loop's client and the semaphore of its calls, again and again.
+
+        This is a generator because `asyncio.run` closes every async generator at its end, and so the connections.
+        """
         slots = asyncio.Semaphore(self.concurrency)
         async with openai.AsyncOpenAI(**self._settings, **self._http(openai.DefaultAsyncHttpxClient)) as client:
             while True:
@@ -248,23 +257,29 @@ class OpenAIBackend(Backend):
         return request | {"stream": True, "stream_options": {"include_usage": True}} if stream else request
 
     def _seconds(self, prompt: Prompt) -> float:
-        """That a call may take."""
-        return max(min(self._timeout, _left(prompt)), 0.001)
+        """Return how many seconds a call for this prompt may take."""
+        return max(min(self._timeout, _seconds_left(prompt)), 0.001)
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None, *, seconds: float | None = None) -> Any:
-        """What the endpoint says to something that is no chat, in a JSON value or a text; without a body it is a GET."""
+        """Return the endpoint's decoded answer to a request other than a chat: a POST if it has a body, else a GET."""
         options: Any = {"timeout": seconds or self._timeout}
         with self._call():
             if body is None:
                 return self._client.get(path, cast_to=object, options=options)
             return self._client.post(path, body=body, cast_to=object, options=options)
 
-    def _counting(self) -> tuple[Counter, int | None]:
+    def _counter_and_window(self) -> tuple[Counter, int | None]:
         with self._counting_lock:
-            self._counter_and_window = self._counter_and_window or self._find_counter()
-            return self._counter_and_window
+            self._counting = self._counting or self._find_counter()
+            return self._counting
 
     def _find_counter(self) -> tuple[Counter, int | None]:
+        """Return a counter, and the window if the endpoint reports it.
+
+        Raises:
+            BackendError: `/tokenize` failed for a reason that says nothing about whether the endpoint has it.
+            UsageError: neither the endpoint nor tiktoken can count.
+        """
         if self._tokenizer is not None:
             return load_counter(self._tokenizer), None
         if self._hosted:
@@ -277,35 +292,39 @@ class OpenAIBackend(Backend):
             try:
                 return openai_counter(self.model), None
             except UsageError:
-                raise UsageError(
-                    f"{self._address} has no /tokenize to count the tokens of {self.model}; {WAYS_OUT}"
-                ) from error
+                reason = f"{self._address} has no /tokenize to count the tokens of {self.model}"
+                raise UsageError(f"{reason}; {WAYS_OUT}") from error
         return lambda text: self._tokenize(text)[0], window
 
     def _tokenize(self, text: str) -> tuple[int, int | None]:
-        """Tokens of the text and the model's window, by `/tokenize` (vLLM reads `prompt`, llama.cpp's server `content`)."""
+        """Return the number of tokens and the model's window, from `/tokenize`.
+
+        vLLM reads the text from `prompt`, llama.cpp's server from `content`.
+        """
         url = str(self._client.base_url).rstrip("/").removesuffix("/v1") + "/tokenize"
         text = neutralise(text)
         body = {"model": self.model, "prompt": text, "content": text, "add_special_tokens": False}
-        answer = self._ask(url, body, seconds=min(self._timeout, _COUNTING))
+        answer = self._ask(url, body, seconds=min(self._timeout, _COUNTING_TIMEOUT))
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or not isinstance(tokens, list):
             raise BackendError(f"{self._address} did not answer /tokenize with tokens")
         return len(tokens), _int_or_none(answer.get("max_model_len"))
 
 
-class _Answer(ReplyBuilder):
-    """A completion. Nothing is taken for granted of what a server sends."""
+class _CompletionBuilder(ReplyBuilder):
+    """Builds a reply from a completion, whose fields may all be missing or odd."""
 
     def take(self, completion: Any) -> None:
-        """Take a completion that is not streamed."""
+        """Take a completion that is not streamed.
+
+        Raises:
+            ValueError: it has no choices; `failures.from_exception` knows this form.
+        """
         choices = getattr(completion, "choices", None)
         if not choices or not isinstance(choices, list):
-            said = getattr(completion, "error", None)
-            code = said.get("code") if isinstance(said, dict) else None
-            raise ValueError(
-                {"message": f"the answer has no choices{f': {said}' if said else ''}", "code": code}
-            )  # `failures` knows this form
+            error = getattr(completion, "error", None)
+            code = error.get("code") if isinstance(error, dict) else None
+            raise ValueError({"message": f"the answer has no choices{f': {error}' if error else ''}", "code": code})
         self.usage = _usage(getattr(completion, "usage", None))
         self._add(choices[0], getattr(choices[0], "message", None))
 
@@ -313,40 +332,46 @@ class _Answer(ReplyBuilder):
         reason = finish_reason(getattr(choice, "finish_reason", None))
         self.finish_reason = "content_filter" if getattr(message, "refusal", None) else self.finish_reason or reason
         extra = getattr(message, "model_extra", None) or {}
-        return self.note(
-            _text(getattr(message, "content", None)),
-            _text(extra.get("reasoning_content")) or _text(extra.get("reasoning")),
-        )
+        reasoning = _text(extra.get("reasoning_content")) or _text(extra.get("reasoning"))
+        return self.note(_text(getattr(message, "content", None)), reasoning)
 
 
-class _Stream(_Answer):
-    """A streamed completion."""
+class _StreamBuilder(_CompletionBuilder):
+    """Builds a reply from a streamed completion."""
 
     def add(self, event: Any) -> str:
         """Take one event; return its text."""
         if usage := getattr(event, "usage", None):
             self.usage = _usage(usage)
         choices = getattr(event, "choices", None)
-        return (
-            self._add(choices[0], getattr(choices[0], "delta", None)) if choices and isinstance(choices, list) else ""
-        )
+        if not choices or not isinstance(choices, list):
+            return ""
+        return self._add(choices[0], getattr(choices[0], "delta", None))
 
     def reply(self) -> Reply:
-        """The whole reply; a stream that was cut off has none."""
+        """Return the whole reply.
+
+        Raises:
+            BackendError: the stream was cut off.
+        """
         if self.finish_reason is None:
             raise BackendError("the stream broke off before the reply was complete", retryable=True)
         return super().reply()
 
 
-def _left(prompt: Prompt) -> float:
-    """Seconds until nobody waits for the reply any more."""
+def _seconds_left(prompt: Prompt) -> float:
+    """Return the seconds until the prompt's deadline."""
     return max(prompt.deadline - time.monotonic(), 0) if prompt.deadline else threading.TIMEOUT_MAX
 
 
 def _access(model: str, key: str | None, url: str | None) -> tuple[dict[str, Any], list[str]]:
-    """The SDK's settings for an address and a key, which goes into a header and may therefore hold no line end; and what of them is secret.
+    """Return the SDK's settings for an address and a key, and which of their values are secret.
 
-    A user and a password go from the address into a header, as httpx would send them, because httpx writes addresses into its log.
+    A user and a password in the address are sent in a header, as httpx would send them, and taken out of the address,
+    because httpx logs addresses.
+
+    Raises:
+        UsageError: the key cannot stand in a header, the address is not one, or both are missing.
     """
     for name, value in drop_none(api_key=key, base_url=url).items():
         if not isinstance(value, str):
@@ -354,7 +379,8 @@ def _access(model: str, key: str | None, url: str | None) -> tuple[dict[str, Any
     key = (key or os.environ.get("OPENAI_API_KEY") or "").strip()
     if not (key.isascii() and key.isprintable()):
         raise UsageError(
-            "the API key holds characters that no key has (a line end, or letters beyond ASCII); check where it was copied from"
+            "the API key holds characters that no key has (a line end, or letters beyond ASCII); "
+            "check where it was copied from"
         )
     if not (key or url):
         raise UsageError(
@@ -364,27 +390,30 @@ def _access(model: str, key: str | None, url: str | None) -> tuple[dict[str, Any
     headers: dict[str, str] = {}
     secrets: list[str] = []
     if url:
-        try:
-            parts = urlsplit(url)
-            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            usable = False
-        if not usable:
-            raise UsageError("base_url has to be an address such as http://127.0.0.1:8000/v1")
-        query, url = (
-            dict(parse_qsl(parts.query)),
-            parts._replace(query="", fragment="", netloc=parts.netloc.rpartition("@")[2]).geturl(),
-        )
+        parts = _split_url(url)
+        query = dict(parse_qsl(parts.query))
+        url = parts._replace(query="", fragment="", netloc=parts.netloc.rpartition("@")[2]).geturl()
         if parts.username or parts.password:
             user, password = unquote(parts.username or ""), unquote(parts.password or "")
             basic = base64.b64encode(f"{user}:{password}".encode()).decode()
             headers, secrets = {"Authorization": f"Basic {basic}"}, [parts.password or "", password, basic]
-    # local servers want no key, the SDK wants one
+    # local servers need no key, but the SDK insists on one
     return {"api_key": key or "none", "base_url": url, "default_query": query, "default_headers": headers}, secrets
 
 
+def _split_url(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise UsageError("base_url has to be an address such as http://127.0.0.1:8000/v1")
+    return parts
+
+
 def _text(content: Any) -> str:
-    """The text in what a server sends as content: a text, or parts of which some are text."""
+    """Return the text of a message's content, which may be a string or a list of parts, some of them text."""
     if isinstance(content, list):
         return "".join(_text(part.get("text")) for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""

@@ -1,4 +1,4 @@
-"""Replies put together from what a client gives: the part that all clients have in common."""
+"""Replies built from the pieces that a client delivers: the part that all clients have in common."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from memagent_integrations.errors import BackendError
 from memagent_integrations.records import Reply, Usage
 
-_REASONS = {
+_FINISH_REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
     "max_tokens": "length",
@@ -20,7 +20,7 @@ _REASONS = {
 
 
 class ReplyBuilder:
-    """One reply, piece by piece. `usage` and `finish_reason` are set by whoever adds the pieces."""
+    """Builds one reply, piece by piece. Whoever adds the pieces sets `usage` and `finish_reason`."""
 
     def __init__(self) -> None:
         self.usage = Usage()
@@ -31,17 +31,17 @@ class ReplyBuilder:
         self._reasoning: list[str] = []
 
     def note(self, text: str, reasoning: str = "") -> str:
-        """Take a piece; its text is returned."""
+        """Append a piece and return its text."""
         self._pieces += 1
         self._text.append(text)
         self._reasoning.append(reasoning)
         return text
 
     def reply(self) -> Reply:
-        """The whole reply.
+        """Return the whole reply.
 
         Raises:
-            BackendError: nothing came.
+            BackendError: no piece was added.
         """
         if not self._pieces:
             raise BackendError("the model ended without a reply", retryable=True)
@@ -54,9 +54,9 @@ class ReplyBuilder:
         )
 
 
-def finish_reason(told: Any) -> str | None:
-    """Why a model stopped, by its name in OpenAI's protocol; `told` is what a client calls it, text or an enum."""
-    if told is None or told == "":
+def finish_reason(value: Any) -> str | None:
+    """Return why a model stopped, by its name in OpenAI's protocol; `value` is the client's name, a text or an enum."""
+    if value is None or value == "":
         return None
-    name = str(getattr(told, "value", told)).lower()
-    return _REASONS.get(name, name)
+    name = str(getattr(value, "value", value)).lower()
+    return _FINISH_REASONS.get(name, name)

@@ -13,12 +13,15 @@ from memagent_integrations.records import Prompt, Reply, Usage
 
 Line = str | Reply | MemAgentError
 
+_TOKEN = re.compile(r" ?\w+|[^\w]", re.DOTALL)
+
 
 class ScriptedBackend(Backend):
-    """Gives the lines of `script` one after the other, or what `script(prompt)` returns; an error in it is raised.
+    """Replies with the lines of `script` one after the other, or with what `script(prompt)` returns; raises its errors.
 
-    `prompts` is the history: every prompt it was given. Its tokens are words with the space before them, single signs, and single spaces,
-    so that counts can be done in the head. A reply longer than `prompt.max_tokens` is cut, as a real model's would be.
+    `prompts` is the history: every prompt it received. Its tokens are words with the space before them, single signs,
+    and single spaces, so that counts can be done in the head. A reply longer than `prompt.max_tokens` is cut, as a real
+    model's would be.
 
     >>> backend = ScriptedBackend(["The key is 7.", "7"])
     """
@@ -43,12 +46,12 @@ class ScriptedBackend(Backend):
         self.concurrency = concurrency
 
     def count(self, text: str) -> int:
-        """Tokens as this backend cuts them."""
+        """Return the number of tokens, as this backend splits text."""
         return sum(1 for _ in _TOKEN.finditer(text))
 
     def complete(self, prompt: Prompt) -> Reply:
-        """The next line of the script."""
-        with self._lock:  # a generator must not be asked by two threads at once
+        """Return the next line of the script as a reply."""
+        with self._lock:  # two threads must not advance the same generator at once
             self.prompts.append(prompt)
             line = None if self._script else next(self._lines, None)
         line = self._script(prompt) if self._script else line
@@ -59,7 +62,7 @@ class ScriptedBackend(Backend):
         return line if isinstance(line, Reply) else self._reply(prompt, line)
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """The next line, token by token."""
+        """Yield the next line token by token, and the reply last."""
         reply = self.complete(prompt)
         yield from _TOKEN.findall(reply.text)
         yield reply
@@ -74,6 +77,3 @@ class ScriptedBackend(Backend):
         )
         reason = "stop" if len(written) == len(tokens) else "length"
         return Reply(text="".join(written), usage=usage, finish_reason=reason)
-
-
-_TOKEN = re.compile(r" ?\w+|[^\w]", re.DOTALL)

@@ -1,4 +1,4 @@
-"""vLLM in this process: many prompts at once, a cache of the prefixes they share, LoRA adapters."""
+"""vLLM in this process: many prompts at once, a cache of the prefixes that they share, LoRA adapters."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from memagent_integrations.backends.base import closed
+from memagent_integrations.backends.base import closed_error
 from memagent_integrations.backends.in_process import BatchBackend, ChatTokenizer, one_line
-from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
 
@@ -24,20 +23,23 @@ try:
 except ImportError as error:
     raise MissingExtra.extra(error.name or str(error), "vllm") from error
 
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM takes for max_lora_rank
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts for max_lora_rank
 
 
 class VLLMBackend(BatchBackend):
     """A model by its Hugging Face name or in a folder, run by vLLM's own engine.
 
-    The prefix cache is on: what a prompt shares with an earlier one is not computed again, and `usage.cached_tokens` tells how much that
-    was. Calls from several threads, streams among them, are computed together. `adapter` is a LoRA adapter in PEFT's form, `window` the
-    longest context to make room for (default: what the model's config says). Decoding is greedy unless `temperature` says otherwise; with
-    `seed`, the same prompt gives the same reply. `batch_size` is how many readings `Reader.read_many` keeps going at a time.
-    `chat_template_kwargs` go to the chat template, and `engine` options to `vllm.LLM` (dtype, enforce_eager, gpu_memory_utilization,
-    tensor_parallel_size, ...).
+    The prefix cache is on: what a prompt shares with an earlier one is not computed again, and `usage.cached_tokens` is
+    the number of tokens that this saved. Calls from several threads, streams among them, are computed together.
 
-    vLLM starts a second process, which imports the main script: keep the script's own work under `if __name__ == "__main__"`.
+    `adapter` is a LoRA adapter in PEFT's form, `window` the longest context to reserve memory for (default: the value
+    in the model's config). Decoding is greedy unless `temperature` says otherwise; with `seed`, the same prompt gives
+    the same reply. `batch_size` is the number of readings that `Reader.read_many` runs at a time.
+    `chat_template_kwargs` go to the chat template, and `engine` options to `vllm.LLM` (dtype, enforce_eager,
+    gpu_memory_utilization, tensor_parallel_size, ...).
+
+    vLLM starts a second process, which imports the main script: keep the script's own work under
+    `if __name__ == "__main__"`.
 
     Raises:
         UsageError: a setting is wrong, or the model or its adapter cannot be found.
@@ -58,20 +60,19 @@ class VLLMBackend(BatchBackend):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **engine: Any,
     ) -> None:
-        check_int(batch_size=batch_size, **drop_none(window=window))
-        self.name = f"vllm:{model}"
-        self.batch_size = batch_size
-        self._identity = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "seed": seed,
-            "adapter": str(adapter) if adapter else None,
-        }
+        super().__init__(
+            f"vllm:{model}",
+            batch_size=batch_size,
+            window=window,
+            adapter=adapter,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+        )
         with _loading(str(adapter)):
             lora = _lora_options(adapter)
         with _loading(str(model)):
-            self._sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
-            SamplingParams(**self._sampling)  # refuses what it cannot take before the model is loaded
+            SamplingParams(**self._sampling)  # refuses wrong settings before the model is loaded
             options = {"enable_prefix_caching": True, "max_model_len": window, **lora, **engine}
             llm = LLM(model=str(model), **options)
         self._engine: _Engine | None = _Engine(llm.llm_engine)
@@ -85,7 +86,7 @@ class VLLMBackend(BatchBackend):
             raise
 
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
-        """The replies to many prompts; vLLM decides how many of them it computes side by side."""
+        """Return the replies to many prompts; vLLM decides how many of them it computes side by side."""
         started = time.perf_counter()
         calls = [self._start(prompt, RequestOutputKind.FINAL_ONLY) for prompt in prompts]
         try:
@@ -93,10 +94,10 @@ class VLLMBackend(BatchBackend):
         finally:
             for call in calls:
                 if isinstance(call, _Call):
-                    call.leave()
+                    call.cancel()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """The reply in pieces. Leaving the stream takes the prompt out of the engine."""
+        """Yield the reply's text in pieces, and the whole `Reply` last. Closing the stream cancels the prompt."""
         started = time.perf_counter()
         call = self._start(prompt, RequestOutputKind.DELTA)
         if isinstance(call, MemAgentError):
@@ -111,21 +112,21 @@ class VLLMBackend(BatchBackend):
                     if texts[-1]:
                         yield texts[-1]
         finally:
-            call.leave()
+            call.cancel()
         yield _reply(call, output, "".join(texts), written, started)
 
     def close(self) -> None:
         """Stop the engine and free its memory."""
         engine, self._engine = self._engine, None
         if engine:
-            engine.shutdown(closed(self.name))
+            engine.shutdown(closed_error(self.name))
 
     def _start(self, prompt: Prompt, kind: RequestOutputKind) -> _Call | MemAgentError:
-        """Give a prompt to the engine."""
+        """Submit a prompt to the engine; return the call, or the error that prevents it."""
         try:
             engine = self._engine
             if engine is None:
-                raise closed(self.name)
+                raise closed_error(self.name)
             ids = self._chat.encode(prompt, self.window)
             with _errors(self.name):
                 params = SamplingParams(max_tokens=prompt.max_tokens, output_kind=kind, **self._sampling)
@@ -143,39 +144,39 @@ class VLLMBackend(BatchBackend):
 
 
 class _Engine:
-    """One engine for many threads: whoever waits for an output takes the next step, and hands out what it brings to all of them."""
+    """One engine for many threads: a thread that waits for an output runs the next step and delivers outputs to all."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._changed = threading.Condition()
         self._stepping = False
-        self._orders: list[Callable[[], None]] = []
+        self._actions: list[Callable[[], None]] = []
         self._inboxes: dict[str, list[Any]] = {}
         self._numbers = itertools.count()
 
     def adapter(self, path: str) -> Any:
-        """Load a LoRA adapter."""
+        """Load a LoRA adapter and return the request that names it."""
         request = LoRARequest("adapter", 1, path)
         self._engine.add_lora(request)
         return request
 
     def add(self, ids: list[int], params: Any, adapter: Any) -> str:
-        """Give a prompt to the engine; returns the key for `next` and `drop`. A refusal comes out of `next`."""
+        """Submit a prompt; return the key for `next` and `drop`. If the engine refuses it, `next` returns the error."""
         key = f"memagent-{next(self._numbers)}"
         self._inboxes[key] = []
 
-        def order() -> None:
+        def submit() -> None:
             try:
                 [rendered] = self._engine.renderer.render_cmpl([TokensPrompt(prompt_token_ids=ids)])
                 self._engine.add_request(key, rendered, params, lora_request=adapter)
             except Exception as error:
                 self._inboxes[key].append(error)
 
-        self._order(order)
+        self._between_steps(submit)
         return key
 
     def next(self, key: str) -> Any:
-        """The next output of a request, which must not have finished."""
+        """Return the next output of a request, which must not have finished."""
         while True:
             with self._changed:
                 while not self._inboxes[key] and self._stepping:
@@ -188,22 +189,22 @@ class _Engine:
     def drop(self, key: str) -> None:
         """Forget a request, finished or not."""
 
-        def order() -> None:
+        def forget() -> None:
             del self._inboxes[key]
             with suppress(Exception):  # an engine that has died has nothing to abort
                 self._engine.abort_request([key])
 
-        self._order(order)
+        self._between_steps(forget)
 
     def shutdown(self, reason: Exception) -> None:
-        """Stop the engine, once it is not in the middle of a step; calls that wait for it get `reason`."""
+        """Stop the engine after the current step; calls that wait for it get `reason`."""
 
-        def order() -> None:
+        def stop() -> None:
             for inbox in self._inboxes.values():
                 inbox.append(reason)
             self._engine.engine_core.shutdown()
 
-        self._order(order)
+        self._between_steps(stop)
 
     def _step(self) -> None:
         outputs = []
@@ -215,24 +216,24 @@ class _Engine:
                 for output in outputs:
                     if output.request_id in self._inboxes:
                         self._inboxes[output.request_id].append(output)
-                self._carry_out()
+                self._run_actions()
                 self._changed.notify_all()
 
-    def _order(self, order: Callable[[], None]) -> None:
-        """Have something done between two steps: now, or by the thread that is taking one."""
+    def _between_steps(self, action: Callable[[], None]) -> None:
+        """Run an action between two steps: at once, or by the thread that is running a step, at its end."""
         with self._changed:
-            self._orders.append(order)
+            self._actions.append(action)
             if not self._stepping:
-                self._carry_out()
+                self._run_actions()
 
-    def _carry_out(self) -> None:
-        orders, self._orders = self._orders, []
-        for order in orders:
-            order()
+    def _run_actions(self) -> None:
+        actions, self._actions = self._actions, []
+        for action in actions:
+            action()
 
 
 class _Call:
-    """A prompt in the engine, and its outputs as they come."""
+    """A prompt in the engine. Iterating yields its outputs as they come."""
 
     def __init__(self, engine: _Engine, ids: list[int], params: Any, adapter: Any) -> None:
         self.prompt_tokens = len(ids)
@@ -248,7 +249,7 @@ class _Call:
             finished = output.finished
             yield output
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Free what the engine holds for this prompt."""
         self._engine.drop(self._key)
 
@@ -257,18 +258,17 @@ def _reply(call: _Call, output: Any, text: str, written: int, started: float) ->
     reason = output.outputs[0].finish_reason
     if reason not in ("stop", "length"):
         raise BackendError(f"vLLM gave up the prompt ({reason})", retryable=True)
+    cached = output.num_cached_tokens
     return Reply(
         text=text,
-        usage=Usage(
-            prompt_tokens=call.prompt_tokens, completion_tokens=written, cached_tokens=output.num_cached_tokens
-        ),
+        usage=Usage(prompt_tokens=call.prompt_tokens, completion_tokens=written, cached_tokens=cached),
         finish_reason=reason,
         seconds=time.perf_counter() - started,
     )
 
 
 def _lora_options(adapter: str | Path | None) -> dict[str, Any]:
-    """What the engine has to know about an adapter before it starts. One that is on the hub is taken to have a rank of up to 64."""
+    """Return the engine's options for an adapter. One on the hub is assumed to have a rank of at most 64."""
     if not adapter:
         return {}
     folder, rank = Path(adapter), 64
@@ -283,7 +283,7 @@ def _loading(what: str) -> Iterator[None]:
         yield
     except MemAgentError:
         raise
-    except RuntimeError as error:  # of the engine's own process, or of CUDA
+    except RuntimeError as error:  # from the engine's own process, or from CUDA
         advice = "its log says why; where memory is short, lower window or gpu_memory_utilization"
         raise BackendError(f"vLLM cannot start {what}: {one_line(error)}; {advice}") from error
     except Exception as error:

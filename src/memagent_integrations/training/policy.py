@@ -13,7 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from memagent_integrations.backends.transformers import adapting
+from memagent_integrations.backends.transformers import ignore_peft_warning
 from memagent_integrations.errors import UsageError
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
@@ -65,7 +65,7 @@ def start(policy: Sampler, settings: Settings) -> None:
             target_modules=targets if isinstance(targets, str) else list(targets),
         )
         try:
-            with adapting():
+            with ignore_peft_warning():
                 policy.model = get_peft_model(model, config)  # the adapter of a model in bfloat16 is in float32
         except ValueError as error:
             raise UsageError(f"no adapter can be added to the layers {targets!r}: {error}") from error

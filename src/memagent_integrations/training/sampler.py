@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from memagent_integrations.backends.in_process import ChatTokenizer
-from memagent_integrations.backends.transformers import TransformersBackend, copied
+from memagent_integrations.backends.transformers import TransformersBackend, copy_error
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError
 from memagent_integrations.records import Message, Prompt, Reply
@@ -115,7 +115,7 @@ class Sampler(TransformersBackend):
                 rows, limits, shared=shared, logits_processor=LogitsProcessorList([recorder]), **past
             )
         except BackendError as error:
-            return [copied(error) for _ in rows]
+            return [copy_error(error) for _ in rows]
         replies = zip(rows, written, recorder.logprobs(written), strict=True)
         return [
             self._sampled(row, ids, logprobs, started, shared if number else 0)

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import get_scheduler
 
 from memagent_integrations.backends.base import digest
-from memagent_integrations.backends.transformers import freed, out_of_memory
+from memagent_integrations.backends.transformers import out_of_memory, release_tensors
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.reader import Reader
 from memagent_integrations.training import metrics
@@ -358,7 +358,7 @@ class Trainer:
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            freed(error)
+            release_tensors(error)
             what = f"{self.policy.name} ran out of memory as it learned"
             raise BackendError(
                 f"{what}; lower the training's tokens (now {self.settings.tokens:,}), or take gradient_checkpointing"

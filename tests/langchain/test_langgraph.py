@@ -352,7 +352,7 @@ def test_a_thread_reads_anew_when_it_is_asked_again() -> None:
 
 
 def test_what_is_kept_in_the_process_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PLACES", 3)
+    monkeypatch.setattr(module, "_CACHED_POSITIONS", 3)
     alive: list[weakref.ref[Any]] = []
 
     class Lines:

@@ -1,4 +1,4 @@
-"""The door to LangChain and LangGraph: a runnable that reads a document, as a chain, a tool, a compressor, a graph, and the memory of an agent."""
+"""LangChain and LangGraph: a runnable that reads documents; a tool, a compressor, a graph and an agent's memory."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ __all__ = [
     "ReadingTask",
     "build_graph",
 ]
+# imported at first use: they need langchain and langgraph, which are slow to import
 _LAZY = {
     "MemAgentMiddleware": "middleware",
     **dict.fromkeys(("ReadingGraph", "ReadingState", "ReadingTask", "build_graph"), "graph"),
-}  # they need langchain and langgraph, which take their time
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A backend over any LangChain model, and whatever is wrapped around one."""
+"""A backend over any LangChain model, wrapped or not."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ _MESSAGES: dict[str, type[BaseMessage]] = {"system": SystemMessage, "user": Huma
 
 
 class ChatModelBackend(Backend):
-    """A backend that calls a LangChain model, or anything wrapped around one: `.with_retry()`, `.bind()`, `.with_fallbacks()`.
+    """A backend that calls a LangChain model, wrapped or not (`.with_retry()`, `.bind()`, `.with_fallbacks()`).
 
-    `config` is that of the run the calls belong to. Each call is a run of its own, `memagent_memory` or `memagent_answer`; those of the
-    memory carry the tag "nostream". The output limit is passed to the model classes known to take one; for others give the name of the keyword
-    argument as `limit_parameter`. `window` defaults to what the model's profile or its endpoint says.
+    Each call is a run of its own, `memagent_memory` or `memagent_answer`, and a child of the run of `config`; those
+    that write the memory carry the tag "nostream".
 
-    Tokens are counted by `tokenizer`, a counter or a name that `load_counter` knows. Without one they are counted, for OpenAI's models, by
-    tiktoken, and for a model with an `openai_api_base` as `OpenAIBackend` counts them; for others `count` raises `UsageError`.
+    The output limit is passed to the model classes known to take one; for others name the keyword argument with
+    `limit_parameter`. `window` defaults to what the model's profile or its endpoint reports.
+
+    `tokenizer` counts tokens: a counter, or a name that `load_counter` knows. By default OpenAI's models are
+    counted with tiktoken, a model with an `openai_api_base` as `OpenAIBackend` counts; for any other `count` raises
+    `UsageError`.
     """
 
     def __init__(
@@ -65,105 +68,90 @@ class ChatModelBackend(Backend):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The class of the model and its own name."""
+        """The model's class and name."""
         name = getattr(self._models[0], "model_name", None) or getattr(self._models[0], "model", None)
         return f"langchain:{type(self._models[0]).__name__}" + (f":{name}" if isinstance(name, str) else "")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """A digest of the model's settings as LangChain serialises them; where that shows addresses in memory, without these."""
-        told = re.sub(r"0x[0-9a-f]+", "", dumps(self.model))
-        return {"settings": digest(told)}
+        """A digest of the model's settings as LangChain serialises them, without memory addresses."""
+        return {"settings": digest(re.sub(r"0x[0-9a-f]+", "", dumps(self.model)))}
 
     @property
     def window(self) -> int | None:  # type: ignore[override]
-        """Context window as given, or as the model's profile or its endpoint tells it."""
+        """The context window: the `window` argument, else what the model's profile or its endpoint reports."""
         return self._window or self._counter_and_window()[1]
 
     def under(self, config: RunnableConfig) -> ChatModelBackend:
-        """This backend, its calls as children of the run of `config`."""
+        """Return this backend with its calls as children of the run of `config`."""
         other = copy(self)
         other._config = config
         return other
 
     def count(self, text: str) -> int:
-        """Tokens of the text."""
+        """Return the number of tokens in `text`."""
         return self._counter_and_window()[0](text) if text else 0
 
     def complete(self, prompt: Prompt) -> Reply:
-        """The model's reply."""
-        received = _Received()
+        """Return the model's reply."""
+        builder = _MessageReply()
         with self._errors():
-            received.add(self.model.invoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
-        return received.reply()
+            builder.add(self.model.invoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
+        return builder.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
-        received = _Received()
+        builder = _MessageReply()
         with self._errors():
-            received.add(await self.model.ainvoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
-        return received.reply()
+            builder.add(await self.model.ainvoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
+        return builder.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """The reply as the model streams it."""
-        received = _Received()
+        """Yield the reply as the model streams it."""
+        builder = _MessageReply()
         with self._errors():
             for part in self.model.stream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True)):
-                if text := received.add(part):
+                if text := builder.add(part):
                     yield text
-        yield received.reply()
+        yield builder.reply()
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        received = _Received()
+        builder = _MessageReply()
         with self._errors():
             stream = self.model.astream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True))
             async with aclosing(cast("AsyncGenerator[Any]", stream)) as parts:
                 async for part in parts:
-                    if text := received.add(part):
+                    if text := builder.add(part):
                         yield text
-        yield received.reply()
+        yield builder.reply()
 
     def _errors(self) -> AbstractContextManager[None]:
-        keys = (
-            getattr(model, name, None)
-            for model in self._models
-            for name in ("openai_api_key", "anthropic_api_key", "api_key")
-        )
+        names = ("openai_api_key", "anthropic_api_key", "api_key")
+        keys = (getattr(model, name, None) for model in self._models for name in names)
         secrets = [key.get_secret_value() for key in keys if isinstance(key, SecretStr)]
         return translated(self.name, secrets=secrets)
 
     def _input(self, prompt: Prompt) -> LanguageModelInput:
-        if all(isinstance(model, BaseLLM) for model in self._models):  # it would write "Human:" before a message
+        if all(isinstance(model, BaseLLM) for model in self._models):  # a BaseLLM would write "Human:" before a message
             return "\n\n".join(message.content for message in prompt.messages)
         return [_MESSAGES[message.role](content=message.content) for message in prompt.messages]
 
     def _run(self, prompt: Prompt) -> RunnableConfig:
-        """What the run of this call shows in traces."""
-        tags = [
-            f"memagent:{prompt.phase}",
-            *(["nostream"] if prompt.phase == "memory" else []),
-        ]  # LangGraph streams no tokens under this tag
-        return {
-            **self._config,
-            "run_name": f"memagent_{prompt.phase}",
-            "tags": [*self._config.get("tags", []), *tags],
-            "metadata": {
-                **self._config.get("metadata", {}),
-                "memagent_step": prompt.index,
-                "memagent_phase": prompt.phase,
-            },
-        }
+        """Return the config of this call's run: its name, tags and metadata in traces."""
+        tags = [*self._config.get("tags", []), f"memagent:{prompt.phase}"]
+        if prompt.phase == "memory":
+            tags.append("nostream")  # LangGraph streams no tokens under this tag
+        step = {"memagent_step": prompt.index, "memagent_phase": prompt.phase}
+        metadata = {**self._config.get("metadata", {}), **step}
+        return {**self._config, "run_name": f"memagent_{prompt.phase}", "tags": tags, "metadata": metadata}
 
     def _options(self, prompt: Prompt, *, stream: bool = False) -> dict[str, Any]:
-        """Keyword arguments that every one of the models is known to take."""
-        limits = {
-            next((_LIMITS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in _LIMITS), None)
-            for model in self._models
-        }
+        """Return keyword arguments that every one of the models is known to take."""
+        limits = {_limit_parameter(model) for model in self._models}
         limit = self._limit or (limits.pop() if len(limits) == 1 else None)
         options: dict[str, Any] = {limit: prompt.max_tokens} if limit else {}
-        if stream and all(_tells_no_usage(model) for model in self._models):
+        if stream and all(_omits_stream_usage(model) for model in self._models):
             options["stream_usage"] = True
         return options
 
@@ -189,53 +177,61 @@ class ChatModelBackend(Backend):
         raise UsageError(f"nothing is known that counts the tokens of {self.name}; {WAYS_OUT}")
 
 
-class _Received(ReplyBuilder):
-    """A reply of LangChain's."""
+class _MessageReply(ReplyBuilder):
+    """A reply put together from LangChain messages."""
 
-    _told: UsageMetadata | None = None
+    _usage_metadata: UsageMetadata | None = None
 
     def add(self, part: Any) -> str:
-        """Take a message, a chunk of one, or a text; return its text."""
+        """Add a message, a chunk of one, or a text; return its text."""
         if not isinstance(part, (str, BaseMessage)):
             raise UsageError(f"a model answers with a message or a text; this one gave {type(part).__name__}")
         if not isinstance(part, AIMessage):
             return self.note(part if isinstance(part, str) else str(part.text))
-        self._told = add_usage(self._told, part.usage_metadata) if part.usage_metadata else self._told
-        self.usage = _usage(self._told)
+        if part.usage_metadata:
+            self._usage_metadata = add_usage(self._usage_metadata, part.usage_metadata)
+        self.usage = _usage(self._usage_metadata)
         self.finish_reason = _finish_reason(part) or self.finish_reason
-        return self.note(
-            str(part.text),
-            "".join(str(block.get("reasoning", "")) for block in part.content_blocks if block["type"] == "reasoning"),
-        )
+        blocks = (block for block in part.content_blocks if block["type"] == "reasoning")
+        return self.note(str(part.text), "".join(str(block.get("reasoning", "")) for block in blocks))
 
 
 def _wrapped(model: Any) -> list[Any]:
-    """The models inside retries, bindings and fallbacks, the first choice first."""
+    """Return the models inside retries, bindings and fallbacks, the first choice first."""
     if isinstance(model, RunnableBindingBase):
         return _wrapped(model.bound)
     if isinstance(model, RunnableConfigurableFields):
         return _wrapped(model.default)
     if isinstance(model, RunnableWithFallbacks):
-        return [inner for each in model.runnables for inner in _wrapped(each)]
+        return [inner for runnable in model.runnables for inner in _wrapped(runnable)]
     return [model]
 
 
-def _tells_no_usage(model: Any) -> bool:
-    """Whether this is a ChatOpenAI that asks for no usage in streams because its server is not OpenAI's."""
+def _limit_parameter(model: Any) -> str | None:
+    """Return the name by which the model's class takes the output limit, if known."""
+    return next((_LIMITS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in _LIMITS), None)
+
+
+def _omits_stream_usage(model: Any) -> bool:
+    """Return whether this is a ChatOpenAI that requests no usage in streams because its server is not OpenAI's."""
     return getattr(model, "stream_usage", False) is None and bool(getattr(model, "openai_api_base", None))
 
 
 def _finish_reason(message: AIMessage) -> str | None:
-    told = message.response_metadata
-    reason = next((told[name] for name in ("finish_reason", "stop_reason", "done_reason") if told.get(name)), None)
-    reason = reason or (told.get("incomplete_details") or {}).get("reason")  # OpenAI's Responses API
+    metadata = message.response_metadata
+    names = ("finish_reason", "stop_reason", "done_reason")
+    reason = next((metadata[name] for name in names if metadata.get(name)), None)
+    reason = reason or (metadata.get("incomplete_details") or {}).get("reason")  # OpenAI's Responses API
     if message.additional_kwargs.get("refusal"):
         return "content_filter"
     return finish_reason(reason)
 
 
-def _usage(told: UsageMetadata | None) -> Usage:
-    if not told:
+def _usage(metadata: UsageMetadata | None) -> Usage:
+    if not metadata:
         return Usage()
-    cached = told.get("input_token_details", {}).get("cache_read")
-    return Usage(prompt_tokens=told["input_tokens"], completion_tokens=told["output_tokens"], cached_tokens=cached)
+    return Usage(
+        prompt_tokens=metadata["input_tokens"],
+        completion_tokens=metadata["output_tokens"],
+        cached_tokens=metadata.get("input_token_details", {}).get("cache_read"),
+    )

@@ -1,4 +1,4 @@
-"""A document compressor: what documents say on a question, as one document of notes."""
+"""A document compressor: reduces documents to one document of notes on a question."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from memagent_integrations.langchain.reader import MemAgentReader, checked_reade
 
 
 class MemAgentDocumentCompressor(BaseDocumentCompressor):
-    """Reads documents in order for a query and gives one back: the notes that `reader` took, which hold what helps to answer the query.
+    """Reads documents in order and returns one: the notes that `reader` took on what helps to answer the query.
 
-    For a `ContextualCompressionRetriever`, or after any retriever. However much text the documents hold, the notes have at most the reader's
-    `memory_tokens`; each update of them is followed by the custom event "memagent_step". No answer is asked for. The metadata of the document
-    has "sources", the metadata of the documents read, and "memagent", how they were read. No text, or no notes, gives no document.
+    For a `ContextualCompressionRetriever`, or after any retriever. The notes have at most the reader's
+    `memory_tokens`, however long the documents are; each update of them is followed by the custom event
+    "memagent_step". The model is not asked for an answer. The metadata of the document holds "sources" (the
+    metadata of the documents read) and "memagent" (how they were read). Without text or without notes, no document
+    is returned.
 
     Raises:
-        UsageError: `reader` is none; as `Reader.read` for the calls.
+        UsageError: `reader` is not a `MemAgentReader`; the methods also raise what `Reader.read` raises.
     """
 
     reader: MemAgentReader
@@ -36,39 +38,37 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> list[Document]:
-        """The notes on the query as one document."""
-        listed = _checked(documents)
+        """Return the notes on the query as one document."""
+        pages = _checked(documents)
         try:
-            notes = NoteTaking(self.reader, query, listed, listed).take(RunnableConfig(callbacks=callbacks))
+            notes = NoteTaking(self.reader, query, pages, traced=pages).take(RunnableConfig(callbacks=callbacks))
         except EmptyDocument:
             return []
-        return _compressed(notes, listed)
+        return _compressed(notes, pages)
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> list[Document]:
         """`compress_documents`, async."""
-        listed = _checked(documents)
+        pages = _checked(documents)
         try:
-            notes = await NoteTaking(self.reader, query, listed, listed).atake(RunnableConfig(callbacks=callbacks))
+            notes = await NoteTaking(self.reader, query, pages, traced=pages).atake(RunnableConfig(callbacks=callbacks))
         except EmptyDocument:
             return []
-        return _compressed(notes, listed)
+        return _compressed(notes, pages)
 
 
 def _checked(documents: Any) -> list[Document]:
-    listed = (
-        list(documents) if isinstance(documents, Iterable) and not isinstance(documents, BaseModel) else [documents]
-    )
-    if wrong := next((type(item).__name__ for item in listed if not isinstance(item, Document)), None):
+    is_list = isinstance(documents, Iterable) and not isinstance(documents, BaseModel)
+    pages = list(documents) if is_list else [documents]
+    if wrong := next((type(page).__name__ for page in pages if not isinstance(page, Document)), None):
         raise UsageError(f"the documents have to be a list of Document, not of {wrong}")
-    return listed
+    return pages
 
 
 def _compressed(notes: AIMessage, documents: Sequence[Document]) -> list[Document]:
     if not notes.text:
         return []
-    told = {name: value for name, value in notes.response_metadata["memagent"].items() if name != "memory"}
-    return [
-        Document(str(notes.text), metadata={"sources": [document.metadata for document in documents], "memagent": told})
-    ]
+    details = {name: value for name, value in notes.response_metadata["memagent"].items() if name != "memory"}
+    sources = [document.metadata for document in documents]
+    return [Document(str(notes.text), metadata={"sources": sources, "memagent": details})]

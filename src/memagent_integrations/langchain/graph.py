@@ -1,4 +1,4 @@
-"""A reading as a LangGraph graph: one step a chunk, so that it can be resumed, watched, edited and rewound."""
+"""A reading as a LangGraph graph: one step per chunk, so that it can be resumed, watched, edited and rewound."""
 
 from __future__ import annotations
 
@@ -31,30 +31,32 @@ except ImportError as error:
     raise MissingExtra.extra("langgraph", "langchain") from error
 
 NODES = ("begin", "read_chunk", "answer")
-"""The nodes of a graph, in their order; "read_chunk" runs once a chunk."""
+"""The nodes of a graph, in their order; "read_chunk" runs once per chunk."""
 
 Item = TypeVar("Item")
 
-_KEPT = {"chunk": int, "more": bool, "digest": str, "usage": dict}
-_STEPS = 10**9  # the document ends the loop: LangGraph's own count of steps has nothing to guard here
-_REFERENCE = (
-    10_000  # bytes that a reference may have; a document in the state would be written anew with every checkpoint
-)
-_PLACES = 256  # places that are remembered: a chunk and the text after it each; those that nobody goes on with are forgotten first
+_STATE_TYPES = {"chunk": int, "more": bool, "digest": str, "usage": dict}
+_RECURSION_LIMIT = 10**9  # the document ends the loop: LangGraph's own count of steps has nothing to guard here
+_MAX_SOURCE_BYTES = 10_000  # a whole document in the state would be written with every checkpoint
+_CACHED_POSITIONS = 256  # each holds a chunk and the text after it; the oldest are dropped first
 
 
 class ReadingTask(TypedDict, total=False):
-    """What a graph takes: a question, and a small reference to the document (a file's name, an id), which is kept in every checkpoint."""
+    """The input of a graph: a question, and a small reference to the document (a file's name, an id).
+
+    The reference is kept in every checkpoint.
+    """
 
     question: str
     source: Any
 
 
 class ReadingState(ReadingTask, total=False):
-    """What a graph keeps between steps; its size does not grow with the document.
+    """The state of a graph between steps; its size does not grow with the document.
 
-    `memory` may be edited between steps. `chunk` is the number of the chunk that comes next, `more` whether there is one, and `digest` stands
-    for those before it. `usage` sums the tokens of all calls (the fields of `records.Usage`). `answer` is None until it is there.
+    `memory` may be edited between steps. `chunk` is the number of the next chunk, counted from 0, `more` whether
+    there is one, and `digest` identifies the chunks before it. `usage` sums the tokens of all calls (the fields of
+    `records.Usage`). `answer` is None until the last step.
     """
 
     memory: str
@@ -66,10 +68,10 @@ class ReadingState(ReadingTask, total=False):
 
 
 class ReadingGraph(CompiledStateGraph[ReadingState, None, ReadingTask, ReadingState]):
-    """The graph that `build_graph` makes. It runs to the end of the document, whatever `recursion_limit` the caller's config has."""
+    """The graph that `build_graph` returns. It ignores the config's `recursion_limit`, so that it reads to the end."""
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
-        """`CompiledStateGraph.stream`; `invoke` and `stream_events` go this way too."""
+        """`CompiledStateGraph.stream`, which `invoke` and `stream_events` call too."""
         return super().stream(input, _unlimited(config), **options)
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
@@ -86,25 +88,29 @@ def build_graph(
     interrupt_after: Literal["*"] | Sequence[str] | None = None,
     name: str = "memagent",
 ) -> ReadingGraph:
-    """A graph that reads a document chunk by chunk and answers: "begin", "read_chunk" once a chunk, "answer".
+    """Build a graph that reads a document chunk by chunk and answers: "begin", "read_chunk" once per chunk, "answer".
 
-    It takes `{"question", "source"}` and gives the `ReadingState`. `load(source)` is called when text is needed and returns what
-    `documents.pieces` takes, or a `Blob`; called again it has to return the same text. A step that fails leaves the state as it was: with a
-    `checkpointer`, `graph.invoke(None, config)` goes on there, also in another process. (A process that is killed loses no other step if it was
-    run with `durability="sync"`.) With `interrupt_after=["read_chunk"]` the graph waits after each chunk, and
-    `graph.update_state(config, {"memory": ...})` edits the memory. An invocation with a question begins anew.
+    It takes `{"question", "source"}` and returns the `ReadingState`; an input with a question begins a new reading.
+    `load(source)` is called when text is needed and returns what `documents.pieces` takes, or a `Blob`; it has to
+    return the same text each time.
 
-    Each memory update is followed by the custom event "memagent_step", also in the stream mode "custom". The mode "messages" has the
-    tokens of the call that answers only, thinking included, where the model is a LangChain model.
+    A step that fails leaves the state unchanged: with a `checkpointer`, `graph.invoke(None, config)` resumes there,
+    also in another process. (Run with `durability="sync"`, so that a killed process loses no other step.) With
+    `interrupt_after=["read_chunk"]` the graph waits after each chunk, and
+    `graph.update_state(config, {"memory": ...})` edits the memory.
+
+    Each memory update is followed by the custom event "memagent_step", also in the stream mode "custom". If the
+    model is a LangChain model, the mode "messages" has the tokens of the answering call only, thinking included.
 
     Raises:
-        UsageError: an argument is wrong. From a run: also a memory that was edited beyond its budget, a document that is not what it was.
+        UsageError: an argument is wrong; in a run: the memory was edited beyond its budget, or the document changed.
     """
     if checked_reader(reader).journal is not None:
         raise UsageError("a graph keeps its steps in the checkpointer; give it a reader without a journal")
     if reader.limits and reader.limits.run_timeout:
         raise UsageError(
-            "run_timeout bounds a reading in one call; bound a step of a graph with call_timeout or the graph's step_timeout"
+            "run_timeout bounds a reading in one call; "
+            "bound a step of a graph with call_timeout or the graph's step_timeout"
         )
     if not callable(load):
         raise UsageError(
@@ -119,18 +125,17 @@ def build_graph(
     builder.add_edge("begin", "read_chunk")
     builder.add_conditional_edges("read_chunk", _Node("next", _next, _anext), ["read_chunk", "answer"])
     builder.add_edge("answer", END)
-    before, after = _stops(interrupt_before), _stops(interrupt_after)
-    made = builder.compile(checkpointer, interrupt_before=before, interrupt_after=after, name=name)
-    return ReadingGraph(
-        **{key: value for key, value in vars(made).items() if key != "__orig_class__"}
-    )  # as `Pregel.copy` does
+    before, after = _checked_nodes(interrupt_before), _checked_nodes(interrupt_after)
+    graph = builder.compile(checkpointer, interrupt_before=before, interrupt_after=after, name=name)
+    attributes = {name: value for name, value in vars(graph).items() if name != "__orig_class__"}
+    return ReadingGraph(**attributes)  # as `Pregel.copy` does
 
 
 def _begin(state: ReadingState) -> ReadingState:
-    """A reading at its start, whatever the thread has read before."""
+    """Return the state of a new reading, whatever the thread has read before."""
     if not {"question", "source"} <= state.keys():
         raise UsageError("the input has to be a dict with 'question' and 'source'")
-    if len(JsonPlusSerializer().dumps_typed(state["source"])[1]) > _REFERENCE:
+    if len(JsonPlusSerializer().dumps_typed(state["source"])[1]) > _MAX_SOURCE_BYTES:
         raise UsageError(
             "source has to be a small reference to the document (a file's name, an id), for which `load` gives the text"
         )
@@ -142,11 +147,12 @@ def _next(state: ReadingState, _: RunnableConfig) -> str:
 
 
 async def _anext(state: ReadingState, config: RunnableConfig) -> str:
-    """Without a thread, in which LangGraph would run a sync one: a run cancelled there has the chunk's writes but not where to go."""
+    """`_next`, async."""
+    # LangGraph would run a sync function in a thread: a run cancelled there has the chunk's writes but no next node
     return _next(state, config)
 
 
-def _stops(names: Literal["*"] | Sequence[str] | None) -> Any:
+def _checked_nodes(names: Literal["*"] | Sequence[str] | None) -> Any:
     names = () if names is None else names
     if not isinstance(names, str | Iterable):
         raise UsageError(
@@ -159,11 +165,11 @@ def _stops(names: Literal["*"] | Sequence[str] | None) -> Any:
 
 
 def _unlimited(config: RunnableConfig | None) -> RunnableConfig:
-    return {**(config or RunnableConfig()), "recursion_limit": _STEPS}
+    return {**(config or RunnableConfig()), "recursion_limit": _RECURSION_LIMIT}
 
 
 class _Node(Runnable[ReadingState, Any]):
-    """A node, or the way to the next, in its sync and its async form. It has no run of its own: LangGraph makes one for each node."""
+    """A sync and an async function as one node or edge. It starts no run: LangGraph starts one per node."""
 
     def __init__(self, name: str, run: Callable[..., Any], arun: Callable[..., Any]) -> None:
         self.name, self._run, self._arun = name, run, arun
@@ -176,98 +182,102 @@ class _Node(Runnable[ReadingState, Any]):
 
 
 class _Nodes:
-    """What the nodes do: they hand the state to the reader, and take over what comes of it."""
+    """The functions of the nodes: they pass the state to the reader, and return what changes in it."""
 
     def __init__(self, reader: MemAgentReader, load: Callable[[Any], Any]) -> None:
-        self._reader, self._load, self._places = reader, load, _Places()
+        self._reader, self._load, self._positions = reader, load, _Positions()
 
     def read(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
-        reader = self._ready(state, config)
-        with self._at(state, config) as (place, chunk):
+        reader = self._reader_for(state, config)
+        with self._position(state, config) as (position, chunk):
             reading = reader.memorize(state["question"], chunk, memory=state["memory"], first=state["chunk"])
         dispatch_custom_event(STEP, step_event(reading.steps[-1]), config=config)
-        return self._leave(state, config, place, reading)
+        return self._advance(state, config, position, reading)
 
     async def aread(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
-        reader = await asyncio.to_thread(self._ready, state, config)
-        async with _in_thread(self._at(state, config)) as (place, chunk):
+        reader = await asyncio.to_thread(self._reader_for, state, config)
+        async with _in_thread(self._position(state, config)) as (position, chunk):
             reading = await reader.amemorize(state["question"], chunk, memory=state["memory"], first=state["chunk"])
         await adispatch_custom_event(STEP, step_event(reading.steps[-1]), config=config)
-        return await asyncio.to_thread(self._leave, state, config, place, reading)
+        return await asyncio.to_thread(self._advance, state, config, position, reading)
 
     def answer(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
-        reading = self._ready(state, config).answer(state["question"], state["memory"], first=state["chunk"])
+        reading = self._reader_for(state, config).answer(state["question"], state["memory"], first=state["chunk"])
         return ReadingState(answer=reading.answer, usage=_usage(state, reading))
 
     async def aanswer(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
-        reader = await asyncio.to_thread(self._ready, state, config)
+        reader = await asyncio.to_thread(self._reader_for, state, config)
         reading = await reader.aanswer(state["question"], state["memory"], first=state["chunk"])
         return ReadingState(answer=reading.answer, usage=_usage(state, reading))
 
-    def _ready(self, state: ReadingState, config: RunnableConfig) -> Reader:
-        """A reader whose calls are children of this node's run, once the state is known to be one that a graph left."""
-        wrong = [name for name, kind in _KEPT.items() if not isinstance(state.get(name), kind)]
+    def _reader_for(self, state: ReadingState, config: RunnableConfig) -> Reader:
+        """Check that a graph wrote the state; return a reader whose calls are children of this node's run."""
+        wrong = [name for name, kind in _STATE_TYPES.items() if not isinstance(state.get(name), kind)]
         if wrong or state["usage"].keys() != asdict(NO_USAGE).keys():
             raise UsageError(
-                f"{', '.join(wrong) or 'usage'} in the state is not what a graph keeps there: a thread begins with a question and a source, and only "
-                "the memory is to be edited"
+                f"{', '.join(wrong) or 'usage'} in the state is not what a graph keeps there: "
+                "a thread begins with a question and a source, and only the memory is to be edited"
             )
         return self._reader.under(config)
 
     @contextmanager
-    def _at(self, state: ReadingState, config: RunnableConfig) -> Iterator[tuple[Position, Chunk]]:
-        """The place in the document where the state is, and the chunk there; it is kept for another try if what is done there fails."""
-        place = (
-            self._places.take(_key(state, config)) if state["chunk"] else None
-        )  # a reading that begins loads its document
-        if place is None:
-            reader = self._reader.under(RunnableConfig())  # the place outlives this run
-            place = reader.position(lambda: text_of(self._load(state["source"])), state["chunk"], state["digest"])
-        chunk = place.chunk  # a place where the document broke is not kept
+    def _position(self, state: ReadingState, config: RunnableConfig) -> Iterator[tuple[Position, Chunk]]:
+        """Yield the state's position in the document and the chunk there; cache the position if the block fails."""
+        # a reading that begins always loads its document
+        position = self._positions.take(_key(state, config)) if state["chunk"] else None
+        if position is None:
+            reader = self._reader.under(RunnableConfig())  # without this run, which the position outlives
+            position = reader.position(lambda: text_of(self._load(state["source"])), state["chunk"], state["digest"])
+        chunk = position.chunk  # outside of `try`: a position where the document cannot be read is not cached
         try:
-            yield place, chunk
+            yield position, chunk
         except BaseException:
-            if place.number:
-                self._places.put(_key(state, config), place)
+            if position.number:
+                self._positions.put(_key(state, config), position)
             raise
 
-    def _leave(self, state: ReadingState, config: RunnableConfig, place: Position, reading: Reading) -> ReadingState:
-        """The state after a chunk."""
-        place.advance()
+    def _advance(
+        self, state: ReadingState, config: RunnableConfig, position: Position, reading: Reading
+    ) -> ReadingState:
+        """Return what a chunk changes in the state, and cache the position after it."""
+        position.advance()
         update = ReadingState(
             memory=reading.memory,
-            chunk=place.number,
-            more=place.more,
-            digest=place.digest,
+            chunk=position.number,
+            more=position.more,
+            digest=position.digest,
             usage=_usage(state, reading),
         )
-        if place.more:
-            self._places.put(_key({**state, **update}, config), place)
+        if position.more:
+            self._positions.put(_key({**state, **update}, config), position)
         return update
 
 
 @asynccontextmanager
 async def _in_thread(manager: AbstractContextManager[Item]) -> AsyncIterator[Item]:
-    """A context manager whose entry reads and tokenizes."""
+    """Enter a context manager in a thread, because its entry reads and tokenizes."""
     with ExitStack() as stack:
         yield await asyncio.to_thread(stack.enter_context, manager)
 
 
-class _Places:
-    """The places of documents that are being read, between two steps. Who takes one has it alone; one that is gone can be found anew."""
+class _Positions:
+    """A cache of positions in documents between two steps; what it lacks can be computed again.
+
+    `take` removes the position that it returns, since only one step can advance it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[tuple[tuple[Any, ...], Position]] = []  # several may stand at the same place
+        self._entries: list[tuple[tuple[Any, ...], Position]] = []  # a key may occur more than once
 
     def take(self, key: tuple[Any, ...]) -> Position | None:
         with self._lock:
-            found = next((number for number, (kept, _) in enumerate(self._kept) if kept == key), None)
-            return None if found is None else self._kept.pop(found)[1]
+            index = next((index for index, (other, _) in enumerate(self._entries) if other == key), None)
+            return None if index is None else self._entries.pop(index)[1]
 
-    def put(self, key: tuple[Any, ...], place: Position) -> None:
+    def put(self, key: tuple[Any, ...], position: Position) -> None:
         with self._lock:
-            self._kept = [*self._kept, (key, place)][-_PLACES:]
+            self._entries = [*self._entries, (key, position)][-_CACHED_POSITIONS:]
 
 
 def _key(state: Any, config: RunnableConfig) -> tuple[Any, ...]:

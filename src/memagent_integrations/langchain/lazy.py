@@ -1,4 +1,4 @@
-"""A value that is made at its first use."""
+"""A value that is computed at its first use."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 
 class Lazy:
-    """A value that is made at its first use, by one thread, and again for another key. Copies and pickles of it are empty."""
+    """A value computed at its first use, by one thread, and again when the key changes. Its copies are empty."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: tuple[tuple[Any, ...], Any] | None = None
+        self._entry: tuple[tuple[Any, ...], Any] | None = None
 
-    def get(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """The value that `make` made for `key`."""
+    def get(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+        """Return the value for `key`, from `compute` unless the last call had the same key."""
         with self._lock:
-            if self._made is None or not all(map(_same, self._made[0], key)):
-                self._made = key, make()
-            return self._made[1]
+            if self._entry is None or not all(map(_same, self._entry[0], key)):
+                self._entry = key, compute()
+            return self._entry[1]
 
     def __reduce__(self) -> tuple[type[Lazy], tuple[()]]:
         return Lazy, ()
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (isinstance(one, str) and one == other)
+def _same(left: Any, right: Any) -> bool:
+    return left is right or (isinstance(left, str) and left == right)

@@ -1,4 +1,4 @@
-"""Inputs, messages and events as LangChain shows them."""
+"""Conversions between the package's records and LangChain's inputs, messages and events."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ STEP = "memagent_step"
 
 
 def question_and_context(value: Any, options: Mapping[str, Any]) -> tuple[str, Any]:
-    """Question and context of an input."""
+    """Return the question and the context of an input.
+
+    Raises:
+        UsageError: the input lacks one of them, or there are other options than the question.
+    """
     if unknown := options.keys() - {"question"}:
         raise UsageError(f"the reader takes no {', '.join(sorted(unknown))}; bind arguments of the model to the model")
     question = options.get("question")
     if question is None:
         if not isinstance(value, Mapping) or not {"question", "context"} <= value.keys():
             raise UsageError(
-                "the input has to be a dict with 'question' and 'context', or bind the question: reader.bind(question=...)"
+                "the input has to be a dict with 'question' and 'context', "
+                "or bind the question: reader.bind(question=...)"
             )
         question, value = value["question"], value["context"]
     if not isinstance(question, str):
@@ -36,12 +41,12 @@ def question_and_context(value: Any, options: Mapping[str, Any]) -> tuple[str, A
 
 
 def text_of(document: Any) -> Any:
-    """The document, a `Blob` as its text."""
-    return map(Blob.as_string, [document]) if isinstance(document, Blob) else document  # read when it is asked for
+    """Return the document; for a `Blob` an iterator of its text, which is read only when it is needed."""
+    return map(Blob.as_string, [document]) if isinstance(document, Blob) else document
 
 
 def elided(value: Any) -> str:
-    """What stands for a document in a trace."""
+    """Return a short description that stands for a document in traces."""
     if isinstance(value, str):
         return f"<{len(value):,} characters>"
     if isinstance(value, (Path, Blob)):
@@ -50,7 +55,7 @@ def elided(value: Any) -> str:
 
 
 def step_event(step: Step) -> dict[str, Any]:
-    """A step as the data of its custom event. A LangGraph node that this runs in gets it too."""
+    """Return the data of a step's custom event; inside a LangGraph node, also write it to the node's stream."""
     span = step.span
     data = {
         "step": step.index,
@@ -63,14 +68,14 @@ def step_event(step: Step) -> dict[str, Any]:
     if langgraph := sys.modules.get("langgraph.config"):
         try:
             write = langgraph.get_stream_writer()
-        except (RuntimeError, KeyError):  # there is no graph here, or it is not what called us
+        except (RuntimeError, KeyError):  # not called from within a graph
             return data
         write({STEP: data})
     return data
 
 
 def message_fields(reading: Reading) -> dict[str, Any]:
-    """Usage and metadata of the answer's message."""
+    """Return the usage and the metadata of a message about this reading."""
     usage, steps = reading.new_usage, reading.steps
     metadata = {
         "model": reading.model,
@@ -81,40 +86,46 @@ def message_fields(reading: Reading) -> dict[str, Any]:
         "finish_reason": steps[-1].reply.finish_reason,
         "memory": reading.memory,
     }
-    read, written = usage.prompt_tokens, usage.completion_tokens
-    if read is None or written is None:
+    prompt, completion = usage.prompt_tokens, usage.completion_tokens
+    if prompt is None or completion is None:
         return {"response_metadata": {"memagent": metadata}}
-    total = UsageMetadata(input_tokens=read, output_tokens=written, total_tokens=read + written)
+    total = UsageMetadata(input_tokens=prompt, output_tokens=completion, total_tokens=prompt + completion)
     if usage.cached_tokens is not None:
         total["input_token_details"] = {"cache_read": usage.cached_tokens}
     return {"response_metadata": {"memagent": metadata}, "usage_metadata": total}
 
 
 def to_message(reading: Reading) -> AIMessage:
-    """The answer as a message."""
+    """Return the answer as a message."""
     return AIMessage(content=reading.answer or "", **message_fields(reading))
 
 
 def to_chunk(event: str | Reading) -> AIMessageChunk:
-    """A piece of the answer, or its end, as a chunk of a message."""
+    """Return a piece of the answer as a message chunk; for the reading, the empty last chunk with usage and details."""
     if isinstance(event, str):
         return AIMessageChunk(content=event)
     return AIMessageChunk(content="", chunk_position="last", **message_fields(event))
 
 
 def merge_input(pieces: list[Any]) -> Any:
-    """The input that a step before has streamed in pieces: text of the question joined, parts of the context in a row."""
+    """Return the input that the preceding runnable streamed: the question's texts joined, the context's parts listed.
+
+    Raises:
+        UsageError: the pieces are not such dicts, hold more than one question, or no context.
+    """
     question, contexts = "", []
     for piece in pieces:
         if not isinstance(piece, Mapping) or not isinstance(piece.get("question", ""), str):
             raise UsageError(
-                "a stream to read has to bring dicts with 'question' (text) and 'context'; or bind the question: reader.bind(question=...)"
+                "a stream to read has to bring dicts with 'question' (text) and 'context'; "
+                "or bind the question: reader.bind(question=...)"
             )
-        whole = "context" in piece and "question" in piece
-        if whole and question not in ("", piece["question"]):
+        is_whole = "context" in piece and "question" in piece
+        if is_whole and question not in ("", piece["question"]):
             raise UsageError("the stream brings more than one question")
-        question = piece["question"] if whole else question + piece.get("question", "")
-        contexts += [piece["context"]] if "context" in piece else []
+        question = piece["question"] if is_whole else question + piece.get("question", "")
+        if "context" in piece:
+            contexts.append(piece["context"])
     if not contexts:
         raise UsageError("the stream brings no context to read")
     return {"question": question, "context": contexts[0] if len(contexts) == 1 else contexts}

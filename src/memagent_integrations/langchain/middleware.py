@@ -1,4 +1,4 @@
-"""The memory of a conversation: an agent's middleware that folds old messages into a reader's memory."""
+"""An agent's middleware that folds the old messages of a conversation into a memory."""
 
 from __future__ import annotations
 
@@ -35,25 +35,28 @@ _log = logging.getLogger(__name__)
 
 
 class MemoryState(AgentState[Any]):
-    """The state of an agent, with its memory of the messages that are gone."""
+    """The state of an agent, with the memory of the messages that were removed."""
 
     memory: NotRequired[str]
 
 
 class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
-    """Keeps an agent's conversation within a budget: its oldest messages are folded into a memory, which the model sees in its system prompt.
+    """Keeps an agent's conversation within a budget: folds the oldest messages into a memory in the system prompt.
 
-    Before a call of the model, when the messages have more than `budget_tokens`, the newest ones that fit into `keep_tokens` (half of it, by
-    default) are kept. The others are read by `reader`, which writes the memory anew, and are removed. A tool call stays with its result, the
-    last message of the user stays, and what is kept begins with one of theirs. `token_counter` counts messages; LangChain's approximate one
-    is too low for texts that are not in a European language.
+    Before a call of the model, if the messages have more than `budget_tokens`, the newest that fit into
+    `keep_tokens` (default: half of the budget) are kept. `reader` reads the others and rewrites the memory, and
+    they are removed. A tool call stays with its result, the user's last message stays, and what is kept begins with
+    a message of the user's. `token_counter` counts messages; LangChain's approximate counter is too low for texts
+    in non-European languages.
 
-    The memory is the key "memory" of the agent's state: a checkpointer keeps it, `agent.update_state(config, {"memory": ...})` edits it.
-    `question` says what it is kept for, `shown` how it stands in the system prompt.
+    The memory is the key "memory" of the agent's state: a checkpointer keeps it, and
+    `agent.update_state(config, {"memory": ...})` edits it. `question` says what the memory is for, `shown` is its
+    template in the system prompt.
 
-    If the reader fails, or its model writes no memory, the messages stay and the memory is as it was. The error is raised, and the next turn
-    tries again; with `on_failure="later"` this turn goes on with all its messages after an error of the model or its server. A section that the
-    server's content filter withholds would be withheld again: it is passed over, with a warning in the log.
+    If the reader fails, or its model writes no memory, messages and memory stay as they are. The error is raised,
+    and the next turn tries again; with `on_failure="later"` the turn goes on with all messages after an error of
+    the model or its server. A section that the server's content filter withholds would be withheld again, so it is
+    skipped with a warning in the log.
 
     Raises:
         UsageError: a setting is wrong.
@@ -78,7 +81,8 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         check_int(budget_tokens=budget_tokens, **drop_none(keep_tokens=keep_tokens))
         if keep_tokens is not None and keep_tokens >= budget_tokens:
             raise UsageError(
-                f"keep_tokens has to be below budget_tokens ({budget_tokens}), not {keep_tokens}: else each turn folds a message"
+                f"keep_tokens has to be below budget_tokens ({budget_tokens}), not {keep_tokens}: "
+                "else each turn folds a message"
             )
         if not isinstance(question, str) or not question.strip():
             raise UsageError("the question is empty")
@@ -97,25 +101,26 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         """Fold the oldest messages into the memory if there are too many."""
         if not (old := self._old(state["messages"])):
             return None
-        with self._put_off():
-            return _folded(self._notes(state, old).take(), old)
+        with self._failures():
+            return _update(self._notes(state, old).take(), old)
         return None
 
     async def abefore_model(self, state: MemoryState, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """`before_model`, async."""
         if not (old := self._old(state["messages"])):
             return None
-        with self._put_off():
-            return _folded(await self._notes(state, old).atake(), old)
+        with self._failures():
+            return _update(await self._notes(state, old).atake(), old)
         return None
 
     def _notes(self, state: MemoryState, old: Sequence[AnyMessage]) -> NoteTaking:
-        said = transcript((_head(message), _body(message)) for message in old)
-        return NoteTaking(self.reader, self.question, said, old, memory=state.get("memory") or "", strict=True)
+        text = transcript((_head(message), _body(message)) for message in old)
+        memory = state.get("memory") or ""
+        return NoteTaking(self.reader, self.question, text, traced=old, memory=memory, strict=True)
 
     @contextmanager
-    def _put_off(self) -> Iterator[None]:
-        """A failure of the model or its server is passed over where the next turn is to try again."""
+    def _failures(self) -> Iterator[None]:
+        """Log a failure of the model or its server, instead of raising it, if the next turn is to try again."""
         try:
             yield
         except BackendError as error:
@@ -136,31 +141,23 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         return await handler(self._with_memory(request))
 
     def _old(self, messages: Sequence[AnyMessage]) -> list[AnyMessage]:
-        """The messages to fold: none while all are within the budget."""
+        """Return the messages to fold: none while all are within the budget."""
         if self.token_counter(messages) <= self.budget_tokens:
             return []
         units = _units(messages)
-        asked = max((number for number, unit in enumerate(units) if isinstance(unit[0], HumanMessage)), default=None)
-        kept = {number for number, unit in enumerate(units) if isinstance(unit[0], SystemMessage)} | {
-            asked,
-            len(units) - 1,
-        }
-        size = sum(self.token_counter(units[number]) for number in kept if number is not None)
-        for number in reversed(range(len(units))):
-            if number not in kept:
-                size += self.token_counter(units[number])
+        of_user = [index for index, unit in enumerate(units) if isinstance(unit[0], HumanMessage)]
+        of_system = [index for index, unit in enumerate(units) if isinstance(unit[0], SystemMessage)]
+        kept = {*of_system, *of_user[-1:], len(units) - 1}
+        size = sum(self.token_counter(units[index]) for index in kept)
+        for index in reversed(range(len(units))):
+            if index not in kept:
+                size += self.token_counter(units[index])
                 if size > self.keep_tokens:
                     break
-                kept.add(number)
-        begin = min(
-            (number for number in kept if number is not None and isinstance(units[number][0], HumanMessage)), default=0
-        )
-        return [
-            message
-            for number, unit in enumerate(units)
-            if number not in kept or (number < begin and not isinstance(unit[0], SystemMessage))
-            for message in unit
-        ]
+                kept.add(index)
+        begin = next((index for index in of_user if index in kept), 0)
+        stays = {index for index in kept if index >= begin}.union(of_system)
+        return [message for index, unit in enumerate(units) if index not in stays for message in unit]
 
     def _with_memory(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         memory = request.state.get("memory")
@@ -169,19 +166,18 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         text = render_memory(self.shown, str(memory))
         if request.system_message is None:
             return request.override(system_message=SystemMessage(text))
-        before = request.system_message.content  # blocks stay blocks: they may say what the provider is to cache
-        content = (
-            f"{before}\n\n{text}" if isinstance(before, str) else [*before, {"type": "text", "text": f"\n\n{text}"}]
-        )
-        return request.override(system_message=SystemMessage(content))
+        content = request.system_message.content
+        if isinstance(content, str):
+            return request.override(system_message=SystemMessage(f"{content}\n\n{text}"))
+        # blocks stay blocks: they may say what the provider is to cache
+        return request.override(system_message=SystemMessage([*content, {"type": "text", "text": f"\n\n{text}"}]))
 
 
 def _head(message: BaseMessage) -> str:
     if isinstance(message, ToolMessage):
         return f"Tool, {'error' if message.status == 'error' else 'result'} of call {message.tool_call_id}"
-    return {"human": "User", "ai": "Assistant"}.get(message.type, message.type) + (
-        f" ({message.name})" if message.name else ""
-    )
+    role = {"human": "User", "ai": "Assistant"}.get(message.type, message.type)
+    return f"{role} ({message.name})" if message.name else role
 
 
 def _body(message: BaseMessage) -> str:
@@ -189,72 +185,64 @@ def _body(message: BaseMessage) -> str:
     lines = [line for block in content if (line := _line(block))]
     if isinstance(message, AIMessage):
         for call in (*message.tool_calls, *message.invalid_tool_calls):
-            arguments = (
-                call["args"]
-                if isinstance(call["args"], str)
-                else json.dumps(call["args"], ensure_ascii=False, default=str)
-            )
+            arguments = call["args"] if isinstance(call["args"], str) else _json(call["args"])
             lines.append(f"calls {call['name']}({arguments}), call {call['id']}")
     return "\n".join(lines) or "(nothing)"
 
 
 def _line(block: Any) -> str:
-    """A block of a message in words: its text, else what kind it is, with what there is to be read in it."""
+    """Return a block of a message as a line: its text, else its kind and what is readable in it."""
     if isinstance(block, str):
         return block
     kind = block.get("type")
     if kind in ("text", "text-plain") and isinstance(block.get("text"), str):
         return str(block["text"])
-    if kind in _UNSAID:
+    if kind in _SKIPPED_BLOCKS:
         return ""
-    return f"[{kind}] {json.dumps(_readable(block), ensure_ascii=False, default=str)}".removesuffix(" {}")
+    return f"[{kind}] {_json(_readable(block))}".removesuffix(" {}")
 
 
 def _readable(value: Any) -> Any:
-    """What can be read in a block: without the bytes of pictures and files, and without what only a provider needs."""
+    """Return the part of a block that a model can read: no bytes of pictures and files, no fields for the provider."""
     if isinstance(value, dict):
-        return {
-            name: kept
-            for name, item in value.items()
-            if name not in _UNREADABLE and (kept := _readable(item)) not in (None, "", [], {})
-        }
+        fields = {name: _readable(item) for name, item in value.items() if name not in _SKIPPED_FIELDS}
+        return {name: item for name, item in fields.items() if item not in _NOTHING}
     if isinstance(value, list):
-        return [kept for item in value if (kept := _readable(item)) not in (None, "", [], {})]
+        return [item for item in map(_readable, value) if item not in _NOTHING]
     return None if isinstance(value, str) and _BINARY.fullmatch(value) else value
 
 
-_UNSAID = (
-    "reasoning",
-    "thinking",
-    "redacted_thinking",
-    "tool_use",
-    "tool_call",
-    "tool_call_chunk",
-    "function_call",
-)  # calls are listed apart
-_UNREADABLE = ("type", "id", "index", "extras", "cache_control", "base64", "signature", "encrypted_content")
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+_CALLS = ("tool_use", "tool_call", "tool_call_chunk", "function_call")  # `_body` lists the calls of a message itself
+_SKIPPED_BLOCKS = ("reasoning", "thinking", "redacted_thinking", *_CALLS)
+_SKIPPED_FIELDS = ("type", "id", "index", "extras", "cache_control", "base64", "signature", "encrypted_content")
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 _BINARY = re.compile(r"data:[^,]{0,200},.*|[A-Za-z0-9+/]{512,}={0,2}", re.DOTALL)
 
 
 def _units(messages: Sequence[AnyMessage]) -> list[list[AnyMessage]]:
-    """The messages in units that stay together: one, or a call of tools with its results."""
+    """Group the messages into units that stay together: one message, or tool calls with their results."""
     units: list[list[AnyMessage]] = []
-    calling: dict[str | None, list[AnyMessage]] = {}
+    unit_of_call: dict[str | None, list[AnyMessage]] = {}
     for message in messages:
-        if isinstance(message, ToolMessage) and message.tool_call_id in calling:
-            calling[message.tool_call_id].append(message)
+        if isinstance(message, ToolMessage) and message.tool_call_id in unit_of_call:
+            unit_of_call[message.tool_call_id].append(message)
             continue
         units.append([message])
         if isinstance(message, AIMessage):
-            calling |= {call["id"]: units[-1] for call in message.tool_calls}
+            unit_of_call |= {call["id"]: units[-1] for call in message.tool_calls}
     return units
 
 
-def _folded(notes: AIMessage, old: Sequence[AnyMessage]) -> dict[str, Any]:
-    """The state's update: the new memory, and the messages in it gone."""
-    if unread := notes.response_metadata["memagent"]["outcomes"].get("kept"):
+def _update(notes: AIMessage, old: Sequence[AnyMessage]) -> dict[str, Any]:
+    """Return the state's update: the new memory, and the removal of the folded messages."""
+    if withheld := notes.response_metadata["memagent"]["outcomes"].get("kept"):
         _log.warning(
-            "the server's content filter withheld the memory of %s sections of old messages; what they say is not in the memory",
-            unread,
+            "the server's content filter withheld the memory of %s sections of old messages; "
+            "what they say is not in the memory",
+            withheld,
         )
     return {"memory": str(notes.text), "messages": [RemoveMessage(id=str(message.id)) for message in old]}

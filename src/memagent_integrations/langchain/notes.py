@@ -1,4 +1,4 @@
-"""NoteTaking on a question, taken in a run of their own: what the compressor and the memory of an agent have in common."""
+"""Notes on a question, taken in a run of their own: shared by the compressor and the memory of an agent."""
 
 from __future__ import annotations
 
@@ -15,30 +15,25 @@ from memagent_integrations.records import Reading, Step
 
 
 class NoteTaking:
-    """`Reader.memorize` as a run, sync and async, which gives the memory as a message. `traced` is what traces show as its input."""
+    """`Reader.memorize` as a run that returns the memory as a message. Traces show `traced` for the document."""
 
     def __init__(
         self,
         reader: MemAgentReader,
         question: str,
         document: Any,
-        traced: Any,
         *,
+        traced: Any,
         memory: str = "",
         strict: bool = False,
     ) -> None:
-        self._reader, self._question, self._document, self._memory, self._strict = (
-            reader,
-            question,
-            document,
-            memory,
-            strict,
-        )
+        self._reader, self._question, self._document = reader, question, document
+        self._memory, self._strict = memory, strict
         self._input = reader.traced({"question": question, "context": traced})
         self._run = RunnableLambda(self._read, self._aread, name="memagent_notes")
 
     def take(self, config: RunnableConfig | None = None) -> AIMessage:
-        """Take them."""
+        """Return the notes, with usage and details as in the reader's message."""
         return self._run.invoke(self._input, config)
 
     async def atake(self, config: RunnableConfig | None = None) -> AIMessage:
@@ -46,24 +41,24 @@ class NoteTaking:
         return await self._run.ainvoke(self._input, config)
 
     def _read(self, _: Any, config: RunnableConfig) -> AIMessage:
-        def tell(step: Step) -> None:
+        def dispatch(step: Step) -> None:
             dispatch_custom_event(STEP, step_event(step), config=config)
 
         reader = self._reader.under(config)
-        return _to_message(
-            reader.memorize(self._question, self._document, memory=self._memory, strict=self._strict, progress=tell)
+        reading = reader.memorize(
+            self._question, self._document, memory=self._memory, strict=self._strict, progress=dispatch
         )
+        return _to_message(reading)
 
     async def _aread(self, _: Any, config: RunnableConfig) -> AIMessage:
-        async def tell(step: Step) -> None:
+        async def dispatch(step: Step) -> None:
             await adispatch_custom_event(STEP, step_event(step), config=config)
 
         reader = await asyncio.to_thread(self._reader.under, config)
-        return _to_message(
-            await reader.amemorize(
-                self._question, self._document, memory=self._memory, strict=self._strict, progress=tell
-            )
+        reading = await reader.amemorize(
+            self._question, self._document, memory=self._memory, strict=self._strict, progress=dispatch
         )
+        return _to_message(reading)
 
 
 def _to_message(reading: Reading) -> AIMessage:

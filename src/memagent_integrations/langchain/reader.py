@@ -1,6 +1,6 @@
-"""A runnable that reads a document for a question.
+"""A runnable that answers a question from a document.
 
-The reading itself is the core's `Reader`; here its events become messages, chunks, runs and custom events.
+`Reader` does the reading; this module turns its events into messages, chunks, runs and custom events.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_con
 from pydantic import ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from typing_extensions import TypedDict
 
+from memagent_integrations import files
 from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
 from memagent_integrations.calls import Limits
 from memagent_integrations.checks import check_names, drop_none
@@ -54,23 +55,23 @@ _BUDGETS = tuple(field.name for field in fields(Budgets))
 
 
 class ReaderInput(TypedDict):
-    """What `MemAgentReader` takes: a question, and a document of any length to answer it from.
+    """The input of `MemAgentReader`: a question, and a document of any length to answer it from.
 
-    `context` is what `documents.pieces` takes (text, a `Path`, `Document`s, a loader, an iterator, in async calls an async one), a retriever,
-    which is asked the question, or a `Blob`.
+    `context` is what `documents.pieces` takes (text, a `Path`, `Document`s, a loader, an iterator, in async calls
+    an async iterator), a `Blob`, or a retriever, which is invoked with the question.
     """
 
     question: str
     context: Any
 
 
-def _model_checked(model: Any) -> Any:
+def _checked_model(model: Any) -> Any:
     if not isinstance(model, (str, Backend, Runnable)):
         raise UsageError(f"model has to be a LangChain model, a Backend or a name, not {type(model).__name__}")
     return model
 
 
-def _journal_checked(journal: Any) -> Journal | str | None:
+def _checked_journal(journal: Any) -> Journal | str | None:
     if not isinstance(journal, Journal | str | Path | None):
         raise UsageError(f"journal has to be a file or a Journal, not {type(journal).__name__}")
     return str(journal) if isinstance(journal, Path) else journal
@@ -84,29 +85,32 @@ _RUN = ConfigurableFieldSpec(
 class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     """A runnable that reads a document of any length with a fixed window and answers a question from it.
 
-    `model` is a LangChain model or anything wrapped around one, a `Backend`, or a name: one that `load_backend` knows ("smollm2",
-    "openai:NAME", "policy:DIR", ...), any other "provider:name" is LangChain's `init_chat_model`'s. A named model is loaded at the first use,
-    once. A retry belongs to the model (`model.with_retry()`): around the reader it begins the document anew, unless there is a journal, and
-    takes an interrupt of LangGraph's for a failure, unless it has `retry_if_exception_type=(BackendError,)`.
+    `model` is a LangChain model, wrapped or not, a `Backend`, or a name: one that `load_backend` knows ("smollm2",
+    "openai:NAME", "policy:DIR", ...), or any other "provider:name" of LangChain's `init_chat_model`. A named model is
+    loaded once, at the first use.
 
-    With a `journal`, the config `{"configurable": {"memagent_run": NAME}}` names the reading in it.
+    `tokenizer` counts tokens (see `ChatModelBackend`), `backend_options` are more arguments of a named backend
+    (`base_url`, `temperature`, ...), the other settings are those of `Reader`. By default traces hold only the
+    length of the document; with `trace_inputs="full"` they hold its text. With a `journal`, the config
+    `{"configurable": {"memagent_run": NAME}}` names the reading in it.
 
-    `tokenizer` counts the tokens (see `ChatModelBackend`), `backend_options` are more arguments of a named backend (`base_url`, `temperature`, ...);
-    the other settings are those of `Reader`. `trace_inputs="full"` lets traces hold
-    the document; by default they say only how long it is.
+    The answer is an `AIMessage`: `usage_metadata` sums all calls (None if a server did not report it), and
+    `response_metadata["memagent"]` describes the reading. A stream yields the answer as it is written, then an
+    empty chunk with these two. Each memory update is followed by the custom event "memagent_step", also in
+    LangGraph's `stream_mode="custom"`. With `reader.bind(question=...)` the input is the context alone.
 
-    The answer is an `AIMessage`: `usage_metadata` sums all calls (None where a server did not tell), `response_metadata["memagent"]` says how
-    it was read. Streams give the answer as it is written, and then an empty chunk with these two. Each memory update is followed by the
-    custom event "memagent_step", which LangGraph's `stream_mode="custom"` shows too. `reader.bind(question=...)` makes the input the context.
+    Retry the model (`model.with_retry()`), not the reader: around the reader a retry reads the document from the start,
+    unless there is a journal, and takes a LangGraph interrupt for a failure, unless it has
+    `retry_if_exception_type=(BackendError,)`.
 
     Raises:
-        UsageError: a setting is wrong, or the input is; `Reader.read` lists what else a call may raise.
+        UsageError: a setting or the input is wrong; `Reader.read` lists what else a call may raise.
         MissingExtra: the package of a named model is not installed.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    model: Annotated[LanguageModelLike | Backend | str, PlainValidator(_model_checked)]
+    model: Annotated[LanguageModelLike | Backend | str, PlainValidator(_checked_model)]
     tokenizer: str | Counter | None = None
     chunk_tokens: int | None = None
     memory_tokens: int | None = None
@@ -116,38 +120,38 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     layout: Layout | None = None
     prompts: PromptSet | None = None
     window: int | None = None
-    journal: Annotated[Journal | str | None, PlainValidator(_journal_checked)] = None
+    journal: Annotated[Journal | str | None, PlainValidator(_checked_journal)] = None
     limits: Limits | None = None
     backend_options: dict[str, Any] | None = None
     trace_inputs: Literal["elided", "full"] = "elided"
-    loaded: Lazy = Field(
-        default_factory=Lazy, exclude=True, repr=False
-    )  # a field, so that `configurable_fields` hands it on
+    # a field, so that `configurable_fields` passes it on
+    loaded: Lazy = Field(default_factory=Lazy, exclude=True, repr=False)
 
     def __init__(self, model: LanguageModelLike | Backend | str, **settings: Any) -> None:
         check_names(settings, type(self).model_fields)
         try:
             super().__init__(model=model, **settings)  # type: ignore[call-arg]
         except ValidationError as error:
-            first = error.errors()[0]
-            raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise UsageError(files.first_error(error)) from error
 
     @model_validator(mode="after")
-    def _settings_checked(self) -> Self:
-        if not (
-            isinstance(self.model, str) and self.model.startswith("policy:")
-        ):  # its budgets are known when it is loaded
+    def _check_settings(self) -> Self:
+        is_policy = isinstance(self.model, str) and self.model.startswith("policy:")
+        if not is_policy:  # a policy's budgets are known once it is loaded
             Reader(ScriptedBackend([]), **self._settings)
         return self
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """True: `dumpd` gives a constructor. `load` needs this class and the model's as `allowed_objects`, and our `valid_namespaces`."""
+        """Return True: `dumpd` gives a constructor.
+
+        `load` needs this class and the model's as `allowed_objects`, and the package's name in `valid_namespaces`.
+        """
         return True
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
-        """Where `load` finds the class: in the package, whatever file it is in."""
+        """Return the namespace in which `load` finds the class: the package, whatever file it is in."""
         return ["memagent_integrations", "langchain"]
 
     @property
@@ -157,12 +161,12 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """What of the model can be configured at run time, and with a journal the name of the reading in it."""
-        own = [_RUN] if self.journal else []
-        return get_unique_config_specs([*(self.model.config_specs if isinstance(self.model, Runnable) else []), *own])
+        """The fields that a config can set: those of the model, and with a journal the name of the reading in it."""
+        of_model = self.model.config_specs if isinstance(self.model, Runnable) else []
+        return get_unique_config_specs([*of_model, *([_RUN] if self.journal else [])])
 
     def invoke(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
-        """Read the document, answer the question."""
+        """Read the document and return the answer."""
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
             *_, reading = self._events(*question_and_context(input, kwargs), config, whole=True)
@@ -183,7 +187,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     def stream(
         self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
-        """`invoke`, with the answer in chunks as it is written; the last is empty and tells usage and details."""
+        """Yield the answer in chunks as it is written; the last one is empty and holds usage and details."""
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Iterator[AIMessage]:
             yield from map(to_chunk, self._events(*question_and_context(input, kwargs), config, whole=False))
@@ -211,9 +215,9 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     def transform(
         self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
-        """`stream`, of an input that comes in pieces: dicts that together hold the question and the context.
+        """`stream` for an input that comes in pieces: dicts that together hold the question and the context.
 
-        With `bind(question=...)` the pieces are the context, and are read as they come.
+        With `bind(question=...)` the pieces are the context, and are read as they arrive.
         """
         if not kwargs:
             value = merge_input(list(input))
@@ -243,14 +247,14 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     def as_node(
         self, *, question_key: str = "question", context_key: str = "context", answer_key: str = "answer"
     ) -> Runnable[Any, dict[str, str]]:
-        """The reader as a node of a LangGraph graph: question and document from these keys of the state, the answer's text to that one.
+        """Return a LangGraph node that reads the state's question and context, and writes the text of the answer to it.
 
         Raises:
-            UsageError: from a run: the state has no such keys.
+            UsageError: from a run: the state lacks one of the keys.
         """
 
         def task(state: Any) -> ReaderInput:
-            return ReaderInput(question=_of_state(state, question_key), context=_of_state(state, context_key))
+            return ReaderInput(question=_from_state(state, question_key), context=_from_state(state, context_key))
 
         def node(state: Any, config: RunnableConfig) -> dict[str, str]:
             return {answer_key: str(self.invoke(task(state), config).text)}
@@ -271,19 +275,23 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         if isinstance(model, Runnable):
             if self.backend_options:
                 raise UsageError(
-                    "backend_options are for a model that this package makes by its name; give a LangChain model its own"
+                    "backend_options are for a model that this package makes by its name; "
+                    "give a LangChain model its own"
                 )
             return Reader(ChatModelBackend(model, tokenizer=self.tokenizer), journal=self.journal, limits=self.limits)
         options = {**(self.backend_options or {}), **drop_none(tokenizer=self.tokenizer)}
         return Reader(model, journal=self.journal, limits=self.limits, backend_options=options)
 
     def under(self, config: RunnableConfig) -> Reader:
-        """A reader with these settings, over the loaded model; its own prompts and budgets (a policy's) hold where none are set."""
-        own: Reader = self.loaded.get(
-            (self.model, self.tokenizer, self.journal, self.limits, self.backend_options), self._load
-        )
-        backend = own.backend.under(config) if isinstance(own.backend, ChatModelBackend) else None
-        return own.changed(backend=backend, **self._settings)
+        """Return a `Reader` with these settings whose calls are children of the run of `config`.
+
+        The model is loaded at the first call. Where a setting is None, the model's own prompts and budgets (a
+        policy's) apply.
+        """
+        key = (self.model, self.tokenizer, self.journal, self.limits, self.backend_options)
+        reader: Reader = self.loaded.get(key, self._load)
+        backend = reader.backend.under(config) if isinstance(reader.backend, ChatModelBackend) else None
+        return reader.changed(backend=backend, **self._settings)
 
     def _events(self, question: str, context: Any, config: RunnableConfig, *, whole: bool) -> Iterator[str | Reading]:
         document = context.invoke(question, config) if isinstance(context, BaseRetriever) else context
@@ -306,23 +314,20 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
                     await adispatch_custom_event(STEP, step_event(event), config=config)
 
     def traced(self, value: Any) -> Any:
-        """The input as traces show it."""
+        """Return the input as traces show it."""
         if self.trace_inputs == "full":
             return value
-        if isinstance(value, Mapping):
-            return {
-                name: value[name] if name == "question" else elided(value[name])
-                for name in ("question", "context")
-                if name in value
-            }
-        return elided(value)
+        if not isinstance(value, Mapping):
+            return elided(value)
+        question = {"question": value["question"]} if "question" in value else {}
+        return question | ({"context": elided(value["context"])} if "context" in value else {})
 
 
 def checked_reader(reader: Any) -> MemAgentReader:
-    """The reader that something else is made with.
+    """Return `reader`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a `MemAgentReader`.
     """
     if not isinstance(reader, MemAgentReader):
         raise UsageError(f"reader has to be a MemAgentReader, not {type(reader).__name__}")
@@ -330,12 +335,12 @@ def checked_reader(reader: Any) -> MemAgentReader:
 
 
 def _run_of(config: RunnableConfig) -> str | None:
-    """The name that the reading has in the journal."""
+    """Return the name that the config gives the reading in the journal."""
     name: str | None = config.get("configurable", {}).get(_RUN.id)
     return name
 
 
-def _of_state(state: Any, key: str) -> Any:
+def _from_state(state: Any, key: str) -> Any:
     try:
         return state[key] if isinstance(state, Mapping) else getattr(state, key)
     except (KeyError, AttributeError) as error:
@@ -353,10 +358,9 @@ def _chat_model(spec: str) -> Any:
         return init_chat_model(spec)
     except ImportError as error:
         command = re.search(r"pip install (?:-U )?[\w.\[\]-]+", str(error))
-        raise MissingExtra(
-            f"the package of {spec}", command=command[0] if command else "see the message above"
-        ) from error
-    except Exception as error:  # an unknown provider, or no key: whatever its class raises
+        hint = command[0] if command else "see the message above"
+        raise MissingExtra(f"the package of {spec}", command=hint) from error
+    except Exception as error:  # an unknown provider, a missing key, or anything else that the model's class raises
         raise UsageError(f"LangChain cannot make the model {spec!r}: {error}") from error
 
 

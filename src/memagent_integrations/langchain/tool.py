@@ -1,8 +1,8 @@
-"""A tool with which an agent has a document read for a question."""
+"""A tool that lets an agent ask a question about a long document."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun
@@ -22,24 +22,25 @@ _MANY = "Reads one of these documents as a whole, however long, and answers a qu
 
 
 class DocumentQuestion(BaseModel):
-    """What the model passes to a `MemAgentTool` of one document."""
+    """The arguments that the model passes to a `MemAgentTool` over one document."""
 
     question: str = Field(description=_QUESTION)
 
 
 class MemAgentTool(BaseTool):
-    """A tool that has `reader` read a document for the question of a model, and gives the answer's text.
+    """A tool that reads a document with `reader` for the model's question and returns the text of the answer.
 
-    `context` is the document, whatever `MemAgentReader` takes as one; the model passes the question. Or `documents` are several by name, and it
-    passes "question" and "document". `name` and `description` are what the model sees of the tool; write a description that says what is in
-    the document.
+    `context` is the document, in any form that `MemAgentReader` takes; the model passes "question". Alternatively
+    `documents` are several by name, and the model passes "question" and "document". The model sees the tool's
+    `name` and `description`; write a description that says what is in the document.
 
-    The artifact of the `ToolMessage` is a dict of how it was read: the reader's `response_metadata["memagent"]`, and "usage". What the model
-    can do better (an empty question, one that is too long, an unknown name) is a `ToolException`, which it gets to see as the tool's message;
-    any other error is raised. Its calls carry the tag "nostream", so that the stream mode "messages" shows the agent's own tokens only.
+    The artifact of the `ToolMessage` is a dict: the reader's `response_metadata["memagent"]`, and "usage". Mistakes
+    that the model can correct (an empty or too long question, an unknown name) raise a `ToolException`, which it
+    sees as the tool's message; any other error is raised. The calls carry the tag "nostream": the stream mode
+    "messages" shows the agent's own tokens only.
 
     Raises:
-        UsageError: there is not one of `context` and `documents`, or they can be read only once.
+        UsageError: not exactly one of `context` and `documents` was passed, or one of them can be read only once.
     """
 
     name: str = "read_document"
@@ -58,11 +59,11 @@ class MemAgentTool(BaseTool):
         **settings: Any,
     ) -> None:
         checked_reader(reader)
-        named = _named(context, documents)
-        settings.setdefault("description", _MANY.format(names=", ".join(named)) if named else _ONE)
+        by_name = _by_name(context, documents)
+        settings.setdefault("description", _MANY.format(names=", ".join(by_name)) if by_name else _ONE)
         settings.setdefault("handle_tool_error", True)
-        settings.setdefault("args_schema", _arguments(named) if named else DocumentQuestion)
-        super().__init__(reader=reader, context=context, documents=named, **settings)
+        settings.setdefault("args_schema", _arguments(by_name) if by_name else DocumentQuestion)
+        super().__init__(reader=reader, context=context, documents=by_name, **settings)
 
     def _run(
         self,
@@ -72,10 +73,9 @@ class MemAgentTool(BaseTool):
         config: RunnableConfig,
         run_manager: CallbackManagerForToolRun,
     ) -> tuple[str, dict[str, Any]]:
-        child = merge_configs(patch_config(config, callbacks=run_manager.get_child()), {"tags": ["nostream"]})
         context = self._context(document)
         try:
-            message = self.reader.invoke({"question": question, "context": context}, child)
+            message = self.reader.invoke({"question": question, "context": context}, _child(config, run_manager))
         except QuestionError as error:
             raise ToolException(str(error)) from error
         return _content_and_artifact(message, document)
@@ -88,10 +88,9 @@ class MemAgentTool(BaseTool):
         config: RunnableConfig,
         run_manager: AsyncCallbackManagerForToolRun,
     ) -> tuple[str, dict[str, Any]]:
-        child = merge_configs(patch_config(config, callbacks=run_manager.get_child()), {"tags": ["nostream"]})
         context = self._context(document)
         try:
-            message = await self.reader.ainvoke({"question": question, "context": context}, child)
+            message = await self.reader.ainvoke({"question": question, "context": context}, _child(config, run_manager))
         except QuestionError as error:
             raise ToolException(str(error)) from error
         return _content_and_artifact(message, document)
@@ -104,30 +103,39 @@ class MemAgentTool(BaseTool):
         return self.documents[document]
 
 
-def _named(context: Any, documents: Any) -> dict[str, Any] | None:
-    """The documents by name, or None for one without; checked."""
+def _by_name(context: Any, documents: Any) -> dict[str, Any] | None:
+    """Check the arguments; return the documents by name, or None for a single one without a name."""
     if (context is None) == (documents is None):
         raise UsageError("pass one of context (the document) and documents (several, by name)")
-    if documents is not None and not (
-        isinstance(documents, Mapping) and documents and all(isinstance(name, str) for name in documents)
-    ):
+    if documents is None:
+        by_name = None
+    elif isinstance(documents, Mapping) and documents and all(isinstance(name, str) for name in documents):
+        by_name = dict(documents)
+    else:
         raise UsageError(
-            "documents has to be a dict with at least one document, by name: {'minutes': Path('minutes.txt')}; one alone is context="
+            "documents has to be a dict with at least one document, by name: {'minutes': Path('minutes.txt')}; "
+            "pass a single one as context="
         )
-    named = None if documents is None else dict(documents)
-    if any(is_one_shot(document) for document in ([context] if named is None else named.values())):
+    if any(is_one_shot(document) for document in ([context] if by_name is None else by_name.values())):
         raise UsageError(
-            "an iterator is used up by the first question; give the tool a document that can be read again (str, Path, list, loader)"
+            "an iterator is used up by the first question; "
+            "give the tool a document that can be read again (str, Path, list, loader)"
         )
-    return named
+    return by_name
 
 
-def _arguments(named: Mapping[str, Any]) -> type[BaseModel]:
-    """What the model passes to choose one of several documents. A wrong name is left to the tool: its message tells the right ones."""
-    document = Field(description=f"The name of the document to read, one of: {', '.join(named)}.")
+def _arguments(names: Iterable[str]) -> type[BaseModel]:
+    """Return the arguments of a tool over several documents; the tool itself refuses an unknown name."""
+    document = Field(description=f"The name of the document to read, one of: {', '.join(names)}.")
     return create_model("NamedDocumentQuestion", __base__=DocumentQuestion, document=(str, document))
 
 
+def _child(
+    config: RunnableConfig, run_manager: CallbackManagerForToolRun | AsyncCallbackManagerForToolRun
+) -> RunnableConfig:
+    return merge_configs(patch_config(config, callbacks=run_manager.get_child()), {"tags": ["nostream"]})
+
+
 def _content_and_artifact(message: AIMessage, document: str | None) -> tuple[str, dict[str, Any]]:
-    told = {**message.response_metadata["memagent"], "usage": message.usage_metadata}
-    return str(message.text), told | ({"document": document} if document else {})
+    details = {**message.response_metadata["memagent"], "usage": message.usage_metadata}
+    return str(message.text), details | ({"document": document} if document else {})

@@ -1,6 +1,7 @@
-"""The door to LlamaIndex: a response synthesizer, a query engine, a workflow and a memory block over its LLMs, or over any backend.
+"""LlamaIndex: a response synthesizer, a query engine, a workflow and a memory block over its LLMs, or over any backend.
 
-The reading itself is `Reader`; here its events become LlamaIndex's responses, source nodes, callbacks and instrumentation events.
+`Reader` does the reading; this package turns its events into responses, source nodes, callbacks and instrumentation
+events.
 """
 
 from __future__ import annotations

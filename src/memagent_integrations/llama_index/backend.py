@@ -1,4 +1,4 @@
-"""Any LlamaIndex LLM as a backend."""
+"""A backend over any LlamaIndex LLM."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ _LIMITS["OpenAIResponses"] = "max_output_tokens"
 
 
 class LLMBackend(Backend):
-    """A backend that calls a LlamaIndex LLM; without one, `Settings.llm`, looked up at the first call.
+    """A backend that calls a LlamaIndex LLM; by default `Settings.llm`, looked up at the first call.
 
-    The LLM itself is never changed: with `callback_manager` a copy of it is called. Its `system_prompt` opens every prompt. The output limit
-    is passed to the LLM classes known to take one; for others give the name of the keyword argument as `limit_parameter`.
+    The LLM itself is never changed: with `callback_manager` a copy of it is called. Every prompt begins with the LLM's
+    `system_prompt`. The output limit is passed to the LLM classes known to take one; for others name the keyword
+    argument with `limit_parameter`.
 
-    Tokens are counted by `tokenizer`, a counter or a name that `load_counter` knows; the default is LlamaIndex's global tokenizer
-    (`Settings.tokenizer`; unless set, GPT-3.5's, which comes with llama-index-core). Choose the model's own where chunks have to be exact.
-    `window` defaults to the LLM's `metadata.context_window`, but for 3,900, which LlamaIndex puts there when it does not know.
+    `tokenizer` counts tokens: a counter, or a name that `load_counter` knows. The default is LlamaIndex's global
+    tokenizer (`Settings.tokenizer`; unless set, that of GPT-3.5, which comes with llama-index-core); for exact chunk
+    sizes pass the model's own. `window` defaults to the LLM's `metadata.context_window`, unless that is 3,900,
+    LlamaIndex's value for an unknown window.
 
     Raises:
         UsageError: the tokenizer cannot be loaded; at the first call: there is no LLM, or it does not know its model.
@@ -58,7 +60,7 @@ class LLMBackend(Backend):
         check_int(concurrency=concurrency, **drop_none(window=window))
         if not isinstance(llm, LLM | None):
             raise UsageError(f"llm has to be a LlamaIndex LLM, not {type(llm).__name__}")
-        self._given, self._window, self._limit, self._callbacks = llm, window, limit_parameter, callback_manager
+        self._llm, self._window, self._limit, self._callbacks = llm, window, limit_parameter, callback_manager
         self._count = _counter(tokenizer)
         self.concurrency = concurrency
 
@@ -66,7 +68,7 @@ class LLMBackend(Backend):
     def llm(self) -> LLM:
         """The LLM that is called."""
         try:
-            llm = self._given or Settings.llm
+            llm = self._llm or Settings.llm
         except (ValueError, ImportError) as error:
             raise UsageError(
                 f"no model was given, and Settings.llm cannot be made; pass model=... or set Settings.llm ({error})"
@@ -75,24 +77,21 @@ class LLMBackend(Backend):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The class of the LLM and its model."""
+        """The LLM's class and model."""
         model = self._metadata.model_name
         return f"llama-index:{self.llm.class_name()}" + ("" if model == "unknown" else f":{model}")
 
     @property
     def identity(self) -> dict[str, Any]:
         """A digest of the LLM's settings as LlamaIndex serialises them."""
-        return {
-            "settings": digest(
-                json.dumps(self.llm.to_dict(), sort_keys=True, default=lambda value: type(value).__name__)
-            )
-        }
+        settings = json.dumps(self.llm.to_dict(), sort_keys=True, default=lambda value: type(value).__name__)
+        return {"settings": digest(settings)}
 
     @property
     def window(self) -> int | None:  # type: ignore[override]
-        """Context window as given, or as the LLM's metadata tells it."""
-        told = self._metadata.context_window
-        return self._window or (told if told > 0 and told != DEFAULT_CONTEXT_WINDOW else None)
+        """The context window: the `window` argument, else what the LLM's metadata reports."""
+        reported = self._metadata.context_window
+        return self._window or (reported if reported > 0 and reported != DEFAULT_CONTEXT_WINDOW else None)
 
     @property
     def template_tokens(self) -> int:  # type: ignore[override]
@@ -100,59 +99,57 @@ class LLMBackend(Backend):
         return Backend.template_tokens + self.count(self.llm.system_prompt or "")
 
     def count(self, text: str) -> int:
-        """Tokens of the text by the tokenizer."""
+        """Return the number of tokens in `text`."""
         return self._count(text) if text else 0
 
     def complete(self, prompt: Prompt) -> Reply:
-        """The LLM's reply."""
-        received, llm = _Received(), self._llm_for(prompt.phase)
+        """Return the LLM's reply."""
+        builder, llm = _ChatReply(), self._llm_for(prompt.phase)
         with self._errors(llm):
-            received.take(llm.chat(self._messages(prompt), **self._options(llm, prompt)))
-        return received.reply()
+            builder.add_whole(llm.chat(self._messages(prompt), **self._options(llm, prompt)))
+        return builder.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async; in a thread if the LLM is only synchronous."""
-        received, llm = _Received(), self._llm_for(prompt.phase)
+        builder, llm = _ChatReply(), self._llm_for(prompt.phase)
         if _is_sync(llm, "achat"):
             return await super().acomplete(prompt)
         with self._errors(llm):
-            received.take(await llm.achat(self._messages(prompt), **self._options(llm, prompt)))
-        return received.reply()
+            builder.add_whole(await llm.achat(self._messages(prompt), **self._options(llm, prompt)))
+        return builder.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """The reply as the LLM streams it."""
-        received, llm = _Received(), self._llm_for(prompt.phase)
-        with (
-            self._errors(llm),
-            closing(_stream(llm.stream_chat(self._messages(prompt), **self._options(llm, prompt)))) as responses,
-        ):
-            for response in responses:
-                if text := received.add(response):
-                    yield text
-        yield received.reply()
+        """Yield the reply as the LLM streams it."""
+        builder, llm = _ChatReply(), self._llm_for(prompt.phase)
+        with self._errors(llm):
+            stream = llm.stream_chat(self._messages(prompt), **self._options(llm, prompt))
+            with closing(_closable(stream)) as responses:
+                for response in responses:
+                    if text := builder.add(response):
+                        yield text
+        yield builder.reply()
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async; in threads if the LLM is only synchronous."""
-        received, llm = _Received(), self._llm_for(prompt.phase)
+        builder, llm = _ChatReply(), self._llm_for(prompt.phase)
         if _is_sync(llm, "astream_chat"):
             async with aclosing(super().astream(prompt)) as pieces:
                 async for piece in pieces:
                     yield piece
             return
         with self._errors(llm):
-            async with aclosing(
-                _astream(await llm.astream_chat(self._messages(prompt), **self._options(llm, prompt)))
-            ) as responses:
+            stream = await llm.astream_chat(self._messages(prompt), **self._options(llm, prompt))
+            async with aclosing(_aclosable(stream)) as responses:
                 async for response in responses:
-                    if text := received.add(response):
+                    if text := builder.add(response):
                         yield text
-        yield received.reply()
+        yield builder.reply()
 
     @property
     def _metadata(self) -> LLMMetadata:
         try:
             return self.llm.metadata
-        except ValueError as error:  # OpenAI's class, for a model it has not heard of
+        except ValueError as error:  # LlamaIndex's OpenAI class raises it for an unknown model
             raise UsageError(
                 f"{self.llm.class_name()} has no metadata of its model; use OpenAILike for such a model ({error})"
             ) from error
@@ -163,9 +160,9 @@ class LLMBackend(Backend):
             try:
                 yield
             except ValidationError as error:  # of a structured answer, or of LlamaIndex's own events
-                reasons = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-                raise UnfitAnswer(f"what it said is no {error.title}: {reasons}") from error
-            except ValueError as error:  # LlamaIndex's way of saying that there was no JSON, or no tool call
+                reasons = (f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
+                raise UnfitAnswer(f"what it said is no {error.title}: {'; '.join(reasons)}") from error
+            except ValueError as error:  # LlamaIndex raises it when there was no JSON, or no tool call
                 if type(error) is ValueError and isinstance(llm, StructuredLLM):
                     raise UnfitAnswer(f"what it said is no {llm.output_cls.__name__}: {error}") from error
                 raise
@@ -174,13 +171,10 @@ class LLMBackend(Backend):
         return self.llm.llm if phase == "memory" and isinstance(self.llm, StructuredLLM) else self.llm
 
     def _messages(self, prompt: Prompt) -> list[ChatMessage]:
-        system = (
-            [ChatMessage(role=MessageRole.SYSTEM, content=self.llm.system_prompt)] if self.llm.system_prompt else []
-        )
-        return [
-            *system,
-            *(ChatMessage(role=MessageRole(message.role), content=message.content) for message in prompt.messages),
-        ]
+        messages = [ChatMessage(role=MessageRole(message.role), content=message.content) for message in prompt.messages]
+        if self.llm.system_prompt:
+            messages.insert(0, ChatMessage(role=MessageRole.SYSTEM, content=self.llm.system_prompt))
+        return messages
 
     def _options(self, llm: LLM, prompt: Prompt) -> dict[str, Any]:
         known = (_LIMITS[kind.__name__] for kind in type(llm).__mro__ if kind.__name__ in _LIMITS)
@@ -189,49 +183,49 @@ class LLMBackend(Backend):
 
 
 class UnfitAnswer(Exception):
-    """The LLM answered, but with something else than it should have. It reaches callers as the cause of a `BackendError`."""
+    """The LLM answered with something unusable. It reaches callers as the cause of a `BackendError`."""
 
 
-class _Received(ReplyBuilder):
-    """A reply of LlamaIndex's."""
+class _ChatReply(ReplyBuilder):
+    """A reply put together from LlamaIndex chat responses."""
 
-    _so_far = ""
+    _text_so_far = ""
 
-    def take(self, response: ChatResponse) -> None:
-        """Take a reply that is not streamed."""
-        self._look(response)
+    def add_whole(self, response: ChatResponse) -> None:
+        """Add a response that is not streamed."""
+        self._add_details(response)
         self.note(response.message.content or "", _reasoning(response))
 
     def add(self, response: ChatResponse) -> str:
-        """Take one part of a stream; return its text. An LLM that fills in no deltas says all that it has so far."""
-        self._look(response)
+        """Add one part of a stream; return its text. Without a delta the part holds the whole text so far."""
+        self._add_details(response)
         content = response.message.content or ""
-        text = content.removeprefix(self._so_far) if response.delta is None else response.delta
-        self._so_far += text
+        text = content.removeprefix(self._text_so_far) if response.delta is None else response.delta
+        self._text_so_far += text
         return self.note(text, _field(response.additional_kwargs, "thinking_delta") or "")
 
-    def _look(self, response: ChatResponse) -> None:
+    def _add_details(self, response: ChatResponse) -> None:
         if not isinstance(response, ChatResponse):
             raise UnfitAnswer(f"an LLM answers with ChatResponses; this one gave {type(response).__name__}")
-        usage = _usage(response)
-        self.usage = self.usage if usage == Usage() else usage
+        if (usage := _usage(response)) != Usage():
+            self.usage = usage
         self.finish_reason = _finish_reason(response.raw) or self.finish_reason
 
 
-def _stream(responses: Any) -> Any:
-    """What an LLM streams, as something that can be closed."""
+def _closable(responses: Any) -> Any:
+    """Return the stream of an LLM as an iterator that can be closed."""
     if not isinstance(responses, Iterable):
         raise UnfitAnswer(f"an LLM streams an iterator of ChatResponses; this one gave {type(responses).__name__}")
-    return responses if hasattr(responses, "close") else (each for each in responses)
+    return responses if hasattr(responses, "close") else (response for response in responses)
 
 
-def _astream(responses: Any) -> Any:
-    """`_stream`, of an async iterator."""
+def _aclosable(responses: Any) -> Any:
+    """`_closable`, async."""
     if not isinstance(responses, AsyncIterable):
         raise UnfitAnswer(
             f"an LLM streams an async iterator of ChatResponses; this one gave {type(responses).__name__}"
         )
-    return responses if hasattr(responses, "aclose") else (each async for each in responses)
+    return responses if hasattr(responses, "aclose") else (response async for response in responses)
 
 
 def _counter(tokenizer: str | Counter | None) -> Counter:
@@ -247,12 +241,12 @@ def _counter(tokenizer: str | Counter | None) -> Counter:
 
 
 def _is_sync(llm: LLM, method: str) -> bool:
-    """Whether the async method is the one of `CustomLLM`, which calls the sync one and blocks the event loop."""
+    """Return whether the async method is that of `CustomLLM`, which calls the sync one and blocks the event loop."""
     return getattr_static(type(llm), method) is getattr_static(CustomLLM, method)
 
 
 def _field(holder: Any, *names: str) -> Any:
-    """The first of these that the object (or mapping) has and that is not None."""
+    """Return the first of these fields of an object or mapping that is there and not None, else None."""
     values = (holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None) for name in names)
     return next((value for value in values if value is not None), None)
 
@@ -260,21 +254,19 @@ def _field(holder: Any, *names: str) -> Any:
 def _usage(response: ChatResponse) -> Usage:
     usage = _field(response.raw, "usage", "usage_metadata") or response.additional_kwargs
     cached = _field(_field(usage, "prompt_tokens_details", "input_tokens_details"), "cached_tokens")
+    if cached is None:
+        cached = _field(usage, "cache_read_input_tokens", "cached_content_token_count")
     return Usage(
         prompt_tokens=_field(usage, "prompt_tokens", "input_tokens", "prompt_token_count"),
         completion_tokens=_field(usage, "completion_tokens", "output_tokens", "candidates_token_count"),
-        cached_tokens=_field(usage, "cache_read_input_tokens", "cached_content_token_count")
-        if cached is None
-        else cached,
+        cached_tokens=cached,
     )
 
 
 def _finish_reason(raw: Any) -> str | None:
     choices = _field(raw, "choices")
     reason = _field(choices[0] if choices else raw, "finish_reason", "stop_reason", "done_reason")
-    return finish_reason(
-        reason or _field(_field(raw, "incomplete_details"), "reason")
-    )  # the latter: OpenAI's Responses API
+    return finish_reason(reason or _field(_field(raw, "incomplete_details"), "reason"))  # OpenAI's Responses API
 
 
 def _reasoning(response: ChatResponse) -> str:

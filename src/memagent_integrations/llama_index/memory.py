@@ -1,4 +1,4 @@
-"""A memory block for LlamaIndex's `Memory`: what leaves the chat history is folded into a memory of bounded size."""
+"""A memory block for LlamaIndex's `Memory`: folds the messages that leave the chat history into a bounded memory."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ _log = logging.getLogger(__name__)
 
 
 class MemAgentMemoryBlock(BaseMemoryBlock[str]):
-    """Remembers a conversation in a memory of at most `memory_tokens`, which the model rewrites when messages leave the chat history.
+    """Remembers a conversation in at most `memory_tokens`, rewritten when messages leave the chat history.
 
         Memory.from_defaults(memory_blocks=[MemAgentMemoryBlock(llm, memory_tokens=500)])
 
     Args:
-        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up when it is needed.
+        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up at
+            the first call.
         model: another name for `llm`.
-        tokenizer: of a LlamaIndex LLM, see `LLMBackend`.
-        question: what the memory is kept for.
-        name: of the block, as the prompt shows it.
-        description: of the block.
-        priority: 0, the block is never truncated, or the higher, the longer it is left whole when a prompt would be too long.
-        accept_short_term_memory: take the messages that leave the chat history.
-        memory: to go on from.
-        pending: text of messages that are not folded yet, to go on from.
+        tokenizer: counts the tokens of a LlamaIndex LLM, see `LLMBackend`.
+        question: what the memory is for.
+        name: the block's name in the prompt.
+        description: a description of the block.
+        priority: 0: the block is never truncated; else the higher, the longer it stays whole when a prompt is too long.
+        accept_short_term_memory: whether to take the messages that leave the chat history.
+        memory: an earlier memory to start from.
+        pending: an earlier block's text of messages that are not folded yet.
         settings: as in `Reader`, without `journal`.
 
-    `model_dump` holds the memory and what is pending, not the model: `MemAgentMemoryBlock(llm, **dumped)` goes on. A failed fold loses
-    nothing: the messages stay in `pending` and are folded with the next ones. An error that may pass by itself is logged; others are raised. A
-    section that the server's content filter withholds would be withheld again: it is passed over, with a warning in the log.
+    `model_dump` holds the memory and the pending text, not the model: `MemAgentMemoryBlock(llm, **dumped)` resumes. A
+    failed fold loses nothing: the messages stay in `pending` and are folded with the next ones. A retryable error is
+    logged, others are raised. A section that the server's content filter withholds would be withheld again, so it is
+    skipped with a warning in the log.
 
     Raises:
         UsageError: a setting is wrong; when messages are put, also what `Reader.read` raises.
@@ -55,9 +57,8 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
     pending: str = ""
     reader: Reader = Field(exclude=True, repr=False)
     _lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = PrivateAttr(default=None)
-    _changing: threading.Lock = PrivateAttr(
-        default_factory=threading.Lock
-    )  # held for changes of memory and pending, and never for long
+    # guards `memory`, `pending` and `_folding`; never held during a call of the model
+    _changing: threading.Lock = PrivateAttr(default_factory=threading.Lock)
     _folding: bool = PrivateAttr(default=False)
 
     def __init__(
@@ -85,64 +86,65 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
         super().__init__(**fields)
 
     async def afold(self) -> None:
-        """Fold what is pending into the memory. What another thread is folding by now, it folds to the end, with all that came after.
+        """Fold the pending text into the memory. If another thread is folding, that one folds this text too.
 
         Raises:
-            MemAgentError: the model failed, or does not fit; what was not folded is still pending.
+            MemAgentError: the model failed, or the prompt does not fit its window; the rest of the text is still
+            pending.
         """
         async with self._turn():
             if not self._begin():
                 return
             try:
-                while text := self._next():
+                while text := self._next_text():
                     await self._fold(text)
             except BaseException:
                 self._folding = False
                 raise
 
     async def _fold(self, text: str) -> None:
-        """Fold this text, with which `pending` begins; left early when somebody set the memory meanwhile, to fold into that one."""
-        memory, read = self.memory, 0
+        """Fold `text`, the beginning of `pending`. Stop early if somebody sets the memory meanwhile."""
+        memory, folded = self.memory, 0  # the memory that the model was given; characters of `text` in it
 
-        def taken(step: Step) -> None:
-            nonlocal memory, read
-            end = step.span.end if step.span else read
+        def apply(step: Step) -> None:
+            nonlocal memory, folded
+            end = step.span.end if step.span else folded
             with self._changing:
-                if self.memory != memory or not self.pending.startswith(text[read:]):
+                if self.memory != memory or not self.pending.startswith(text[folded:]):
                     raise _ChangedMeanwhile
-                self.memory, self.pending = step.memory, self.pending[end - read :]
+                self.memory, self.pending = step.memory, self.pending[end - folded :]
             if step.outcome == "kept":
                 _log.warning(
                     "the server's content filter withheld the memory of %s; what it left out is lost", self.name
                 )
-            memory, read = step.memory, end
+            memory, folded = step.memory, end
 
         try:
-            await self.reader.amemorize(self.question, text, memory=memory, strict=True, progress=taken)
+            await self.reader.amemorize(self.question, text, memory=memory, strict=True, progress=apply)
         except _ChangedMeanwhile:
             return
 
     def _begin(self) -> bool:
-        """Whether it is ours to fold, and nobody is at it."""
+        """Return whether this call may fold, which is so unless another one is folding."""
         with self._changing:
-            mine, self._folding = not self._folding, True
-            return mine
+            was_folding, self._folding = self._folding, True
+            return not was_folding
 
-    def _next(self) -> str:
-        """The text to fold; without any the folding has ended."""
+    def _next_text(self) -> str:
+        """Return the pending text; if there is none, end the folding."""
         with self._changing:
             if not self.pending.strip():
                 self.pending, self._folding = "", False
             return self.pending
 
     async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
-        """The memory, unable to close the tags that LlamaIndex puts it between."""
+        """Return the memory, unable to close the tags that LlamaIndex puts it between."""
         return harmless(self.memory, ("memory", self.name))
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
-        told = transcript((message.role.value, said) for message in messages if (said := _said(message)))
+        text = transcript((message.role.value, body) for message in messages if (body := _body(message)))
         with self._changing:
-            self.pending += told  # before anything is awaited: a put that is cancelled loses nothing
+            self.pending += text  # before anything is awaited: a put that is cancelled loses nothing
         try:
             await self.afold()
         except BackendError as error:
@@ -153,7 +155,7 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
             )
 
     async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:
-        """The memory without its last `tokens_to_truncate` tokens, by LlamaIndex's global tokenizer; None if nothing is left."""
+        """Return `content` without its last tokens (by LlamaIndex's global tokenizer), None if nothing is left."""
         tokenizer = get_tokenizer()
         size = len(tokenizer(content)) if content else 0
         if size <= tokens_to_truncate:
@@ -169,11 +171,11 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
 
 
 class _ChangedMeanwhile(Exception):
-    """The memory that is being folded into is no longer the block's."""
+    """The block's memory is no longer the one that the model was given."""
 
 
-def _said(message: ChatMessage) -> str:
-    """What a message says. Thinking is left out, a picture is named."""
+def _body(message: ChatMessage) -> str:
+    """Return a message as text, without thinking, and with the names of pictures."""
     parts = [part for block in message.blocks if (part := _part(block))]
     parts += [f"[calls {call}]" for call in message.additional_kwargs.get("tool_calls") or ()]
     return "\n".join(parts)
@@ -188,12 +190,15 @@ def _part(block: Any) -> str:
         case "tool_call":
             return f"[calls {block.tool_name} with {block.tool_kwargs}]"
         case "citable":
-            return "\n".join([f"[{block.title or block.block_type}]", *map(_part, block.content)])
+            return "\n".join([_title(block), *map(_part, block.content)])
         case "citation":
-            return "\n".join([f"[{block.title or block.block_type}]", _part(block.cited_content)])
+            return "\n".join([_title(block), _part(block.cited_content)])
         case "document" if block.data and (block.document_mimetype or "").startswith("text/"):
-            return "\n".join(
-                [f"[{block.title or block.block_type}]", block.resolve_document().read().decode("utf-8", "replace")]
-            )
+            text = block.resolve_document().read().decode("utf-8", "replace")
+            return "\n".join([_title(block), text])
         case kind:
             return f"[{kind}]"
+
+
+def _title(block: Any) -> str:
+    return f"[{block.title or block.block_type}]"

@@ -21,10 +21,11 @@ from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer, M
 
 
 class MemAgentQueryEngine(BaseQueryEngine):
-    """Answers queries by reading its documents, nodes, or what its retriever finds, from the first to the last.
+    """Answers queries by reading all of its documents, its nodes, or what its retriever returns.
 
-    `source` is a `BaseRetriever`, or whatever `documents.pieces` takes: LlamaIndex documents or nodes, a reader with `lazy_load_data`, an
-    iterator (good for one query), an async iterator (for one `aquery`). Whether the answer is streamed is a setting of the synthesizer.
+    `source` is a `BaseRetriever`, or what `documents.pieces` takes: LlamaIndex documents or nodes, a reader with
+    `lazy_load_data`, an iterator (for one query), an async iterator (for one `aquery`). The synthesizer's settings
+    decide whether the answer is streamed.
     """
 
     def __init__(
@@ -41,26 +42,29 @@ class MemAgentQueryEngine(BaseQueryEngine):
 
     @classmethod
     def from_documents(cls, documents: Any, model: Model = None, **settings: Unpack[SynthesizerSettings]) -> Self:
-        """An engine over documents, with a `MemAgentSynthesizer` of this model and these settings."""
+        """Return an engine over documents, with a `MemAgentSynthesizer` of this model and these settings."""
         return cls(documents, MemAgentSynthesizer(model=model, **settings))
 
     @classmethod
     def from_nodes(cls, nodes: Any, model: Model = None, **settings: Unpack[SynthesizerSettings]) -> Self:
-        """`from_documents`, of nodes; scored nodes in a list are put in document order."""
+        """`from_documents` for nodes; a list of scored nodes is put in document order."""
         return cls(nodes, MemAgentSynthesizer(model=model, **settings))
 
     @classmethod
     def from_retriever(
         cls, retriever: BaseRetriever, model: Model = None, **settings: Unpack[SynthesizerSettings]
     ) -> Self:
-        """An engine over what the retriever finds, read in document order. For node postprocessors use LlamaIndex's `RetrieverQueryEngine`."""
+        """Return an engine that reads what the retriever returns, in document order.
+
+        For node postprocessors use LlamaIndex's `RetrieverQueryEngine`.
+        """
         return cls(retriever, MemAgentSynthesizer(model=model, **settings))
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"response_synthesizer": self._response_synthesizer}
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """What would be read for the query, all of it."""
+        """Return all nodes that would be read for the query."""
         if isinstance(self._source, BaseRetriever):
             return self._source.retrieve(query_bundle)
         return list(map(_scored, items_of(self._take())))
@@ -68,7 +72,7 @@ class MemAgentQueryEngine(BaseQueryEngine):
     def synthesize(
         self, query_bundle: QueryBundle, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None
     ) -> RESPONSE_TYPE:
-        """The answer to the query from these nodes."""
+        """Return the answer to the query from these nodes."""
         return self._response_synthesizer.synthesize(query_bundle, nodes, additional_source_nodes)
 
     async def asynthesize(
@@ -78,23 +82,21 @@ class MemAgentQueryEngine(BaseQueryEngine):
         return await self._response_synthesizer.asynthesize(query_bundle, nodes, additional_source_nodes)
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        with self.callback_manager.event(
-            CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}
-        ) as event:
+        payload: dict[str, Any] = {EventPayload.QUERY_STR: query_bundle.query_str}
+        with self.callback_manager.event(CBEventType.QUERY, payload=payload) as event:
             _check(query_bundle)
-            nodes = self._source.retrieve(query_bundle) if isinstance(self._source, BaseRetriever) else self._take()
+            is_retriever = isinstance(self._source, BaseRetriever)
+            nodes = self._source.retrieve(query_bundle) if is_retriever else self._take()
             response = self.synthesize(query_bundle, nodes)
             event.on_end(payload={EventPayload.RESPONSE: response})
         return response
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        with self.callback_manager.event(
-            CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}
-        ) as event:
+        payload: dict[str, Any] = {EventPayload.QUERY_STR: query_bundle.query_str}
+        with self.callback_manager.event(CBEventType.QUERY, payload=payload) as event:
             _check(query_bundle)
-            nodes = (
-                await self._source.aretrieve(query_bundle) if isinstance(self._source, BaseRetriever) else self._take()
-            )
+            is_retriever = isinstance(self._source, BaseRetriever)
+            nodes = await self._source.aretrieve(query_bundle) if is_retriever else self._take()
             response = await self.asynthesize(query_bundle, nodes)
             event.on_end(payload={EventPayload.RESPONSE: response})
         return response
@@ -102,27 +104,29 @@ class MemAgentQueryEngine(BaseQueryEngine):
     def _take(self) -> Any:
         if not is_one_shot(self._source):
             return self._source
-        return self._ataken() if is_async(self._source) else self._taken()
+        return self._aonce() if is_async(self._source) else self._once()
 
-    def _taken(self) -> Iterator[Any]:
+    def _once(self) -> Iterator[Any]:
         self._use_up()
         yield from self._source
 
-    async def _ataken(self) -> AsyncIterator[Any]:
+    async def _aonce(self) -> AsyncIterator[Any]:
         self._use_up()
         async for item in self._source:
             yield item
 
-    def _use_up(self) -> None:  # comes with the first item: a query that is refused before that uses up nothing
+    def _use_up(self) -> None:
+        # runs with the first item: a query that is refused before that uses up nothing
         if self._used:
             raise UsageError(
-                "this iterator has been read by an earlier query; make the engine from a list or from a reader with lazy_load_data"
+                "this iterator has been read by an earlier query; "
+                "make the engine from a list or from a reader with lazy_load_data"
             )
         self._used = True
 
 
 def _check(query_bundle: QueryBundle) -> None:
-    """See that there is a question, before a retriever is asked it."""
+    """Refuse an empty question, before a retriever gets it."""
     if not query_bundle.query_str.strip():
         raise UsageError("the question is empty")
 

@@ -1,4 +1,4 @@
-"""What a reading leaves behind for its response: instrumentation events, source nodes, a summary of the steps."""
+"""What a response tells about its reading: instrumentation events, source nodes, a summary of the steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from memagent_integrations.records import NO_USAGE, Event, Reading, Source, Step
 
 dispatcher = get_dispatcher(__name__)
 
+_Kept = tuple[int, int, NodeWithScore]
+"""First character, end, and a light copy of a node."""
+
 
 class MemAgentStep(BaseEvent):
-    """The memory was updated (or kept, see `step.outcome`)."""
+    """A chunk was read, and the memory updated or kept (see `step.outcome`)."""
 
     step: Step
 
@@ -32,7 +35,7 @@ class MemAgentStep(BaseEvent):
 
 
 class MemAgentAnswerEnd(BaseEvent):
-    """The answer is complete: of a streamed one, the last piece has been taken."""
+    """The answer is complete; a streamed one has been consumed to its end."""
 
     reading: Reading
 
@@ -43,52 +46,44 @@ class MemAgentAnswerEnd(BaseEvent):
 
 
 class ResponseRecord:
-    """What a reading leaves behind for its response: the nodes that went by, and the steps."""
+    """Collects nodes and steps while a reading runs, for the source nodes and the metadata of its response."""
 
     def __init__(self, model: str, include_text: bool) -> None:
         self.summary: dict[str, Any] = {"model": model, "memory": "", "steps": [], "usage": asdict(NO_USAGE)}
         self._include_text = include_text
         self._usage = NO_USAGE
-        self._seen: dict[
-            str, list[tuple[int, int, NodeWithScore]]
-        ] = {}  # by document: first character, end, what is kept of the node
+        self._nodes: dict[str, list[_Kept]] = {}  # by document
         self._sources: list[Source] = []
         self._span = active_span_id.get()
 
     def watch(self, nodes: Any) -> Any:
-        """The nodes, noted as they go by. A list stays a list, which can be put in order."""
+        """Return the nodes, to be collected when they are read. A list stays a list, which can be put in order."""
         if isinstance(nodes, AsyncIterable):
             return self._awatch(nodes)
-        if isinstance(nodes, (str, bytes, bytearray, Mapping)) or not (
-            isinstance(nodes, Iterable) or hasattr(nodes, "lazy_load_data")
-        ):
+        is_text = isinstance(nodes, (str, bytes, bytearray, Mapping))
+        if is_text or not (isinstance(nodes, Iterable) or hasattr(nodes, "lazy_load_data")):
             return nodes
-        noted = self._watch(nodes)
-        return list(noted) if isinstance(nodes, Sequence) else noted
+        watched = self._watch(nodes)
+        return list(watched) if isinstance(nodes, Sequence) else watched
 
     def step(self, step: Step) -> None:
-        """Take a step that was made."""
+        """Collect a step, and send its event."""
         if step.span:
             self._sources += step.span.sources
             dispatcher.event(MemAgentStep(step=step, span_id=self._span))
-        usage = step.reply.usage
-        self._usage += NO_USAGE if step.reply.recorded else usage  # what a journal had costs nothing now
-        told = {
-            "phase": step.phase,
-            "outcome": step.outcome,
-            "cut": step.cut,
-            "finish_reason": step.reply.finish_reason,
-        }
-        self.summary["steps"].append({**told, **asdict(usage), "seconds": step.reply.seconds})
+        reply = step.reply
+        self._usage += NO_USAGE if reply.recorded else reply.usage  # a recorded step costs nothing now
+        line = {"phase": step.phase, "outcome": step.outcome, "cut": step.cut, "finish_reason": reply.finish_reason}
+        self.summary["steps"].append({**line, **asdict(reply.usage), "seconds": reply.seconds})
         self.summary.update(memory=step.memory, usage=asdict(self._usage))
 
     def end(self, reading: Reading) -> str:
-        """Take the complete reading; return its answer."""
+        """Send the event for the complete reading; return its answer."""
         dispatcher.event(MemAgentAnswerEnd(reading=reading, span_id=self._span))
         return reading.answer or ""
 
     def texts(self, events: Iterator[Event]) -> Iterator[str]:
-        """The text among the events; the others are taken."""
+        """Yield the texts among the events, and collect the others."""
         for event in events:
             yield from self._text(event)
 
@@ -100,8 +95,8 @@ class ResponseRecord:
                     yield text
 
     def source_nodes(self) -> list[NodeWithScore]:
-        """A node for each part of a document that stood in a chunk."""
-        for nodes in self._seen.values():
+        """Return a node for each part of a document that was in a chunk."""
+        for nodes in self._nodes.values():
             nodes.sort(key=itemgetter(0))
         return list(map(self._source_node, self._sources))
 
@@ -114,10 +109,13 @@ class ResponseRecord:
             yield event
 
     def _source_node(self, source: Source) -> NodeWithScore:
-        """A part of the node that the source came from: of the last that begins no later and holds all of it. A `str` had no node."""
-        nodes = self._seen.get(source.document_id, [])
-        earlier = reversed(range(bisect_right(nodes, source.start, key=itemgetter(0))))
-        start, end, origin = next((nodes[place] for place in earlier if nodes[place][1] >= source.end), (0, 0, None))
+        """Return the part of its node that a source is, or the node itself where it is all of it.
+
+        The node is the last one that begins no later than the source and holds all of it. A `str` has no node.
+        """
+        nodes = self._nodes.get(source.document_id, [])
+        earlier = (nodes[index] for index in reversed(range(bisect_right(nodes, source.start, key=itemgetter(0)))))
+        start, end, origin = next((kept for kept in earlier if kept[1] >= source.end), (0, 0, None))
         if origin and (start, end) == (source.start, source.end):
             return origin
         node = TextNode(
@@ -130,7 +128,7 @@ class ResponseRecord:
         )
         return NodeWithScore(node=node, score=origin.score if origin else None)
 
-    def _note(self, item: Any) -> Any:
+    def _collect(self, item: Any) -> Any:
         node = item.node if isinstance(item, NodeWithScore) else item
         if isinstance(node, BaseNode):
             text, (document_id, start) = node.get_content(), node_place(node)
@@ -144,21 +142,20 @@ class ResponseRecord:
                 relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=document_id)},
             )
             score = item.score if isinstance(item, NodeWithScore) else None
-            self._seen.setdefault(document_id, []).append((start, end, NodeWithScore(node=kept, score=score)))
+            self._nodes.setdefault(document_id, []).append((start, end, NodeWithScore(node=kept, score=score)))
         return item
 
-    def _watch(
-        self, nodes: Any
-    ) -> Iterator[Any]:  # a reader loads with the first node: async readings take it in a thread
-        yield from map(self._note, items_of(nodes))
+    def _watch(self, nodes: Any) -> Iterator[Any]:
+        # a generator, so that a LlamaIndex reader loads with the first node, which async readings fetch in a thread
+        yield from map(self._collect, items_of(nodes))
 
     async def _awatch(self, nodes: AsyncIterable[Any]) -> AsyncIterator[Any]:
         async for node in nodes:
-            yield self._note(node)
+            yield self._collect(node)
 
 
 def items_of(source: Any) -> Iterable[Any]:
-    """The documents or nodes of a source."""
+    """Return the documents or nodes of a source."""
     if isinstance(source, (BaseNode, NodeWithScore)):
         return [source]
     items = loaded(source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -39,7 +39,7 @@ Model = LLM | Backend | str | None
 
 
 class ReaderSettings(TypedDict, total=False):
-    """What `Reader` takes besides the model."""
+    """The arguments of `Reader` besides the model."""
 
     prompts: PromptSet | None
     layout: Layout | None
@@ -55,7 +55,7 @@ class ReaderSettings(TypedDict, total=False):
 
 
 class SynthesizerSettings(ReaderSettings, total=False):
-    """What `MemAgentSynthesizer` takes besides the model."""
+    """The arguments of `MemAgentSynthesizer` besides the model."""
 
     tokenizer: str | Counter | None
     streaming: bool
@@ -65,22 +65,23 @@ class SynthesizerSettings(ReaderSettings, total=False):
 
 
 class MemAgentSynthesizer(BaseSynthesizer):
-    """Answers from nodes that are read one chunk after the other, in document order, with a memory of bounded size.
+    """Answers from nodes that it reads chunk by chunk, in document order, with a memory of bounded size.
 
     Args:
-        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up when it is needed.
+        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up at
+            the first call.
         model: another name for `llm`.
-        tokenizer: of a LlamaIndex LLM, see `LLMBackend`; a backend has its own.
-        streaming: answer as a stream. The memory updates are made before the response is returned, the answer comes as the model writes it.
-        include_text: give the source nodes their text.
+        tokenizer: counts the tokens of a LlamaIndex LLM, see `LLMBackend`; a backend has its own.
+        streaming: whether to stream the answer. The memory updates are made before the response is returned.
+        include_text: whether the source nodes hold their text.
         empty_response: the answer when there are no nodes.
         callback_manager: gets the events of this synthesizer and of (a copy of) the LLM.
         settings: as in `Reader`.
 
-    Nodes may be a list, an iterator, or an async iterator (for the async methods); iterators are read lazily. A response has a source node
-    for each part of a node that stood in a chunk, with its place in the source document and the original's metadata and score, and
-    `metadata["memagent"]`: model, memory, steps, and usage (None for numbers that the model did not tell). Of a stream these are complete
-    when it has been exhausted.
+    Nodes may be a list, an iterator, or an async iterator (for the async methods); iterators are read lazily. A
+    response has a source node for each part of a node that was in a chunk, with its position in the source document
+    and the original's metadata and score, and `metadata["memagent"]`: model, memory, steps, and usage (None for
+    numbers that the model did not report). For a stream these are complete once it has been consumed.
 
     Raises:
         UsageError: a setting is wrong; also what `Reader.read` raises.
@@ -98,7 +99,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
         callback_manager: CallbackManager | None = None,
         **settings: Unpack[ReaderSettings],
     ) -> None:
-        # The base class would set llm.callback_manager on the caller's object, and ask Settings for an LLM: it is left out.
+        # super().__init__() is not called: it would set the callback manager of the caller's LLM, and make Settings.llm
         chosen = one_of(llm, model)
         if streaming:
             _check_streams(chosen)
@@ -109,13 +110,13 @@ class MemAgentSynthesizer(BaseSynthesizer):
         self.reader = reader_over(chosen, tokenizer, callback_manager, **settings)
 
     @property
-    def _llm(self) -> Any:  # type: ignore[override]  # the base class asks it whether answers are objects
+    def _llm(self) -> Any:  # type: ignore[override]  # the base class looks here whether answers are objects
         backend = self.reader.backend
         return backend.llm if isinstance(backend, LLMBackend) else None
 
     @property
     def callback_manager(self) -> CallbackManager:
-        """Gets the events of this synthesizer."""
+        """The callback manager that gets the events of this synthesizer."""
         return self._callback_manager
 
     @callback_manager.setter
@@ -133,13 +134,14 @@ class MemAgentSynthesizer(BaseSynthesizer):
         if unknown:
             raise UsageError(f"there is no prompt {unknown[0]!r}; the prompts are memory and answer")
         new = {name: _template(prompts[name]) for name in prompts}
-        # readings under way go on with the prompts they began with
-        self.reader = self.reader.changed(
-            prompts=self.reader.prompts.changed(update=new.get("memory"), answer=new.get("answer"))
-        )
+        changed = self.reader.prompts.changed(update=new.get("memory"), answer=new.get("answer"))
+        self.reader = self.reader.changed(prompts=changed)  # readings under way keep the reader they began with
 
     def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
-        """The answer, or its pieces when streaming. `response_kwargs`, variables of other synthesizers' templates, have no use here."""
+        """Return the answer, or an iterator of its pieces when streaming.
+
+        `response_kwargs` are for the templates of other synthesizers and ignored.
+        """
         return self._read(query_str, _nodes(text_chunks), self._record())
 
     async def aget_response(
@@ -155,19 +157,15 @@ class MemAgentSynthesizer(BaseSynthesizer):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
         **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
-        """A `Response`, or a `StreamingResponse` when streaming."""
-        with self._synthesis(query) as (question, made):
-            if isinstance(nodes, Sequence) and not nodes:
-                made.append(
-                    StreamingResponse(self._empty_response_generator())
-                    if self._streaming
-                    else Response(self._empty_response)
-                )
-            else:
+        """Return a `Response`, or a `StreamingResponse` when streaming."""
+        with self._synthesis(query) as (question, finish):
+            if not _is_empty(nodes):
                 record = self._record()
                 answer = self._read(question, record.watch(nodes), record)
-                made.append(self._respond(answer, record, additional_source_nodes))
-        return made[0]
+                return finish(self._respond(answer, record, additional_source_nodes))
+            if self._streaming:
+                return finish(StreamingResponse(self._empty_response_generator()))
+            return finish(Response(self._empty_response))
 
     async def asynthesize(
         self,
@@ -176,30 +174,35 @@ class MemAgentSynthesizer(BaseSynthesizer):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
         **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
-        """A `Response`, or an `AsyncStreamingResponse` when streaming."""
-        with self._synthesis(query) as (question, made):
-            if isinstance(nodes, Sequence) and not nodes:
-                made.append(
-                    AsyncStreamingResponse(self._empty_response_agenerator())
-                    if self._streaming
-                    else Response(self._empty_response)
-                )
-            else:
+        """Return a `Response`, or an `AsyncStreamingResponse` when streaming."""
+        with self._synthesis(query) as (question, finish):
+            if not _is_empty(nodes):
                 record = self._record()
                 answer = await self._aread(question, record.watch(nodes), record)
-                made.append(self._respond(answer, record, additional_source_nodes))
-        return made[0]
+                return finish(self._respond(answer, record, additional_source_nodes))
+            if self._streaming:
+                return finish(AsyncStreamingResponse(self._empty_response_agenerator()))
+            return finish(Response(self._empty_response))
 
     @contextmanager
-    def _synthesis(self, query: QueryType) -> Iterator[tuple[str, list[RESPONSE_TYPE]]]:
-        """The events around a synthesis, as the base class sends them. Yields the question, and a list to put the response into."""
-        made: list[RESPONSE_TYPE] = []
+    def _synthesis(self, query: QueryType) -> Iterator[tuple[str, Callable[[RESPONSE_TYPE], RESPONSE_TYPE]]]:
+        """Send the events around a synthesis, as the base class does.
+
+        Yields the question, and a function that notes the response for the closing events and returns it.
+        """
+        response: RESPONSE_TYPE
+
+        def finish(made: RESPONSE_TYPE) -> RESPONSE_TYPE:
+            nonlocal response
+            response = made
+            return made
+
         dispatcher.event(SynthesizeStartEvent(query=query))
         question = query if isinstance(query, str) else query.query_str
         with self._callback_manager.event(CBEventType.SYNTHESIZE, payload={EventPayload.QUERY_STR: question}) as event:
-            yield question, made
-            event.on_end(payload={EventPayload.RESPONSE: made[0]})
-        dispatcher.event(SynthesizeEndEvent(query=query, response=made[0]))
+            yield question, finish
+            event.on_end(payload={EventPayload.RESPONSE: response})
+        dispatcher.event(SynthesizeEndEvent(query=query, response=response))
 
     def _record(self) -> ResponseRecord:
         return ResponseRecord(self.reader.backend.name, self._include_text)
@@ -209,8 +212,8 @@ class MemAgentSynthesizer(BaseSynthesizer):
             return record.end(self.reader.read(question, document, progress=record.step))
         _check_streams(self._llm)
         texts = record.texts(self.reader.stream(question, document))
-        first = next(texts, "")  # the memory updates are made here, in the span of the caller
-        return _resumed(first, texts)
+        first = next(texts, "")  # makes the memory updates, in the span of the caller
+        return _chain(first, texts)
 
     async def _aread(self, question: str, document: Any, record: ResponseRecord) -> RESPONSE_TEXT_TYPE:
         if not self._streaming:
@@ -218,7 +221,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
         _check_streams(self._llm)
         texts = record.atexts(self.reader.astream(question, document))
         first = await anext(texts, "")
-        return _aresumed(first, texts)
+        return _achain(first, texts)
 
     def _respond(
         self, answer: RESPONSE_TEXT_TYPE, record: ResponseRecord, additional: Sequence[NodeWithScore] | None
@@ -232,17 +235,22 @@ def _nodes(texts: Sequence[str]) -> list[TextNode]:
     return [TextNode(text=text) for text in ([texts] if isinstance(texts, str) else texts)]
 
 
+def _is_empty(nodes: Any) -> bool:
+    return isinstance(nodes, Sequence) and not nodes
+
+
 def _check_streams(llm: Any) -> None:
+    """Refuse to stream the answer of a structured LLM."""
     if isinstance(llm, StructuredLLM):
         raise UsageError("a structured answer cannot be streamed; pass streaming=False")
 
 
-def _resumed(first: str, texts: Iterator[str]) -> Generator[str, None, None]:
+def _chain(first: str, texts: Iterator[str]) -> Generator[str, None, None]:
     yield first
     yield from texts
 
 
-async def _aresumed(first: str, texts: AsyncGenerator[str]) -> AsyncGenerator[str, None]:
+async def _achain(first: str, texts: AsyncGenerator[str]) -> AsyncGenerator[str, None]:
     async with aclosing(texts):
         yield first
         async for text in texts:
@@ -250,7 +258,7 @@ async def _aresumed(first: str, texts: AsyncGenerator[str]) -> AsyncGenerator[st
 
 
 def one_of(llm: Model, model: Model) -> Model:
-    """The model that was passed, under either name."""
+    """Return the model that was passed, under either name."""
     if llm is not None and model is not None:
         raise UsageError("llm and model mean the same; pass one of them")
     return model if llm is None else llm
@@ -262,7 +270,7 @@ def reader_over(
     callback_manager: CallbackManager | None = None,
     **settings: Unpack[ReaderSettings],
 ) -> Reader:
-    """A reader over a LlamaIndex LLM, a `Backend`, or the name of one."""
+    """Return a reader over a LlamaIndex LLM, a `Backend`, or the name of one."""
     check_names(settings, ReaderSettings.__annotations__)
     if not isinstance(model, (str, Backend)):
         return Reader(LLMBackend(model, tokenizer=tokenizer, callback_manager=callback_manager), **settings)
@@ -274,7 +282,7 @@ def reader_over(
 
 
 def _template(prompt: Any) -> str:
-    """The text of a prompt template, with what its owner filled in or renamed."""
+    """Return the text of a prompt template, with its partial variables filled in and its mapped names."""
     if not isinstance(prompt, PromptTemplate):
         raise UsageError(f"the prompts are PromptTemplates of one message, not {type(prompt).__name__}")
     blanks: dict[str, Any] = {name: f"{{{name}}}" for name in ("question", "memory", "section", "words")}

@@ -1,4 +1,4 @@
-"""A reading as a LlamaIndex workflow: one chunk a step, a person asked in between, a context that can be kept and gone on with."""
+"""A reading as a LlamaIndex workflow: one chunk per step, reviews by a person, contexts that can be resumed."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from memagent_integrations.reader.position import Position
 from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage
 from memagent_integrations.tokens import Counter
 
-_REFERENCE = 10_000  # characters that a reference may have; a document in the context would be written with it
+_MAX_REFERENCE = 10_000  # characters; a whole document in the context would be saved with it
 
 
 class MemAgentStart(StartEvent):
-    """What is read, and for which question. `document` is a reference: what the workflow's `load` makes a document of.
+    """Starts a reading of a document for a question; without either, the context's reading is resumed.
 
-    With neither, the reading that the context holds goes on.
+    `document` is a reference, from which the workflow's `load` makes the document.
     """
 
     question: str = ""
@@ -43,9 +43,10 @@ class MemAgentStart(StartEvent):
 
 
 class MemAgentStepEvent(Event):
-    """On the stream after each call: `number` counts the chunks from 1, `start` and `end` are the chunk's characters in the whole text.
+    """On the stream after each call.
 
-    `step` is its line in the summary, as in `response.metadata["memagent"]["steps"]`. The answer's has no characters.
+    `number` counts the chunks from 1, `start` and `end` (exclusive) are the chunk's characters in the whole text, None
+    for the answer. `step` is the call's line in the summary, as in `response.metadata["memagent"]["steps"]`.
     """
 
     number: int
@@ -56,7 +57,10 @@ class MemAgentStepEvent(Event):
 
 
 class MemAgentReview(InputRequiredEvent):
-    """A person is shown the memory after chunk `number`, and answers with `MemAgentReviewed`. `problem`: why an earlier answer was not taken."""
+    """Shows a person the memory after chunk `number`; the answer is a `MemAgentReviewed`.
+
+    `problem` says why an earlier answer was refused.
+    """
 
     number: int
     question: str
@@ -65,14 +69,14 @@ class MemAgentReview(InputRequiredEvent):
 
 
 class MemAgentReviewed(HumanResponseEvent):
-    """A person's answer: another memory, or None to go on as it is. With `number` it is taken only for the review after that chunk."""
+    """A person's answer to a review: a new memory, or None to keep it; `number` names the chunk of the review."""
 
     memory: str | None = None
     number: int | None = None
 
 
 class MemAgentAnswer(StopEvent):
-    """The result: the answer, and what `response.metadata["memagent"]` holds elsewhere."""
+    """The result: the answer, and the fields of a query engine's `response.metadata["memagent"]`."""
 
     answer: str
     memory: str
@@ -86,21 +90,21 @@ class MemAgentAnswer(StopEvent):
 
 
 class MemAgentNext(Event):
-    """Read the chunk after the first `index`."""
+    """Read the chunk number `index`, counted from 0."""
 
     index: int
 
 
 class MemAgentResumed(HumanResponseEvent):
-    """Somebody goes on with a run from its context."""
+    """A run was resumed from its context."""
 
 
 class MemAgentRead(Event):
-    """All chunks are read."""
+    """All chunks have been read."""
 
 
 class MemAgentState(BaseModel):
-    """What a context keeps of a reading: all but the document. `digest` is that of the chunks read."""
+    """The reading in a context, without the document. `read` counts the chunks read, `digest` identifies them."""
 
     question: str = ""
     document: str = ""
@@ -113,35 +117,37 @@ class MemAgentState(BaseModel):
     usage: dict[str, int | None] = Field(default_factory=lambda: asdict(NO_USAGE))
 
     def add(self, record: ResponseRecord) -> None:
-        """Add the step that the record has taken."""
+        """Add the record's step."""
         self.steps += record.summary["steps"]
         self.usage = asdict(Usage(**self.usage) + Usage(**record.summary["usage"]))
 
 
 class MemAgentWorkflow(Workflow):
-    """Reads a document one chunk a step, and answers.
+    """Reads a document one chunk per step, and answers.
 
         result = await MemAgentWorkflow(llm).run(question="Who pays?", document="contract.txt")
 
     Args:
-        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up when it is needed.
+        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up at
+            the first call.
         model: another name for `llm`.
-        load: makes a document (see `documents.pieces`) of the reference that `run` was given; the default takes it for a path. It is called,
-            in a thread, when the reading begins and when it goes on elsewhere, and has to give the same text.
-        ask_every: show a person the memory after each so many chunks (`MemAgentReview`), and wait for the answer (`MemAgentReviewed`).
-        tokenizer: of a LlamaIndex LLM, see `LLMBackend`.
-        timeout: seconds until the run is given up; default: never.
-        verbose: print the steps.
-        num_concurrent_runs: most runs at a time.
+        load: makes the document (see `documents.pieces`) from the reference that `run` gets; by default it is a path.
+            It is called in a thread when the reading begins or is resumed elsewhere, and has to return the same text.
+        ask_every: after every so many chunks, show a person the memory (`MemAgentReview`) and wait for the answer
+            (`MemAgentReviewed`).
+        tokenizer: counts the tokens of a LlamaIndex LLM, see `LLMBackend`.
+        timeout: seconds after which a run is given up; default: never.
+        verbose: whether to print the steps.
+        num_concurrent_runs: the maximum number of runs at a time.
         settings: as in `Reader`, without `journal`.
 
-    `Context.from_dict(workflow, saved)` of a `ctx.to_dict()` from any moment goes on with `run(ctx=context)`, in this workflow or in another
-    with the same settings; a call that was finished then is not made again. So does the context of a run that failed. A review that was open
-    is put on the stream again.
+    A `ctx.to_dict()` saved at any time, or the context of a run that failed, can be resumed in this workflow or in
+    another one with the same settings: `run(ctx=Context.from_dict(workflow, saved))`. Calls finished by then are
+    not made again; an open review is put on the stream again.
 
     Raises:
-        UsageError: a setting is wrong; from a run: there is nothing to go on with, the document is not that of the context, and what
-            `Reader.read` raises.
+        UsageError: a setting is wrong; from a run: there is nothing to resume, the document is not that of the context,
+            and what `Reader.read` raises.
     """
 
     def __init__(
@@ -166,40 +172,42 @@ class MemAgentWorkflow(Workflow):
             )
         if (limits := settings.get("limits")) and limits.run_timeout:
             raise UsageError(
-                "run_timeout bounds a reading in one call; bound a workflow with its timeout, and a call with call_timeout"
+                "run_timeout bounds a reading in one call; "
+                "bound a workflow with its timeout, and a call with call_timeout"
             )
         self.reader = reader_over(one_of(llm, model), tokenizer, **settings)
         self._load, self._ask_every = load, ask_every
-        self._runs: WeakKeyDictionary[object, _Run] = WeakKeyDictionary()  # by their stores
+        self._runs: WeakKeyDictionary[object, _Run] = WeakKeyDictionary()  # by the stores of their contexts
         super().__init__(timeout=timeout, verbose=verbose, num_concurrent_runs=num_concurrent_runs)
 
     def run(self, ctx: Context[Any] | None = None, start_event: StartEvent | None = None, **kwargs: Any) -> Any:
-        """Begin a reading (`question`, `document`), or go on with that of a context."""
-        going_on = ctx is not None and ctx.is_running
+        """Begin a reading (`question`, `document`), or resume that of a context."""
+        is_resumed = ctx is not None and ctx.is_running
         handler = super().run(ctx=ctx, start_event=start_event, **kwargs)
-        if going_on and handler.ctx:
+        if is_resumed and handler.ctx:
             handler.ctx.send_event(MemAgentResumed())
         return handler
 
     @step
     async def resumed(self, ctx: Context[MemAgentState], ev: MemAgentResumed) -> MemAgentReview | None:
-        """Show the review that was open when the context was kept."""
+        """Show the review that was open when the context was saved."""
         state = await ctx.store.get_state()
         return _review(state) if state.waiting else None
 
     @step
     async def begin(self, ctx: Context[MemAgentState], ev: MemAgentStart) -> MemAgentNext | MemAgentReview | None:
-        """Begin, or go on with the same reading that failed in this context."""
+        """Begin, or resume the same reading that failed in this context."""
         async with ctx.store.edit_state() as state:
-            asked = ev.question or state.question, ev.document or state.document
-            if not all(asked):
+            question, document = ev.question or state.question, ev.document or state.document
+            if not question or not document:
                 raise UsageError("run needs a question and a document, or the context of a reading to go on with")
-            if len(asked[1]) > _REFERENCE:
+            if len(document) > _MAX_REFERENCE:
                 raise UsageError(
                     "document has to be a small reference (a file's name, an id), for which `load` gives the text"
                 )
-            if asked != (state.question, state.document) or state.answer is not None:
-                fresh = MemAgentState(question=asked[0], document=asked[1])
+            is_same = (question, document) == (state.question, state.document)
+            if not is_same or state.answer is not None:
+                fresh = MemAgentState(question=question, document=document)
                 for name in MemAgentState.model_fields:
                     setattr(state, name, getattr(fresh, name))
         return self._after(ctx, state)
@@ -208,35 +216,35 @@ class MemAgentWorkflow(Workflow):
     async def read_chunk(
         self, ctx: Context[MemAgentState], ev: MemAgentNext
     ) -> MemAgentNext | MemAgentReview | MemAgentRead | None:
-        """Read one chunk, unless that was done before the context was kept."""
+        """Read one chunk, unless that was done before the context was saved."""
         state = await ctx.store.get_state()
         if ev.index != state.read:
             return self._after(ctx, state)
         run = self._run(ctx)
-        if (place := run.place) is None:
-            place = await asyncio.to_thread(
+        if (position := run.position) is None:
+            position = await asyncio.to_thread(
                 self.reader.position, lambda: self._load(state.document), state.read, state.digest
             )
-        if place.number and not place.more:
+        if position.number and not position.more:
             return MemAgentRead()
-        run.place = None  # to be found anew if this fails
-        chunk = place.chunk
+        run.position = None  # computed again if this step fails
+        chunk = position.chunk
         reading = await self.reader.amemorize(state.question, chunk, memory=state.memory, first=state.read)
-        await asyncio.to_thread(place.advance)
-        run.place = place
-        record = self._recorded(reading.steps[-1])
+        await asyncio.to_thread(position.advance)
+        run.position = position
+        record = self._record(reading.steps[-1])
         async with ctx.store.edit_state() as state:
-            state.memory, state.read, state.digest = reading.memory, place.number, place.digest
+            state.memory, state.read, state.digest = reading.memory, position.number, position.digest
             state.waiting = bool(self._ask_every and state.read % self._ask_every == 0)
             state.add(record)
-        _tell(ctx, state, chunk)
+        _notify(ctx, state, chunk)
         return self._after(ctx, state)
 
     @step(num_workers=1)
     async def reviewed(
         self, ctx: Context[MemAgentState], ev: MemAgentReviewed | HumanResponseEvent
     ) -> MemAgentNext | MemAgentReview | None:
-        """Go on from what a person answered. An answer that nobody waits for is left aside, one that cannot be taken is asked for anew."""
+        """Resume from a person's answer: ignore one that is late, show the review again after one that is invalid."""
         state = await ctx.store.get_state()
         if not isinstance(ev, MemAgentReviewed) or (ev.number or 0) > state.read:
             return _review(state, f"answer with MemAgentReviewed, for chunk {state.read}") if state.waiting else None
@@ -258,11 +266,11 @@ class MemAgentWorkflow(Workflow):
         state = await ctx.store.get_state()
         if state.answer is None:
             reading = await self.reader.aanswer(state.question, state.memory, first=state.read)
-            record = self._recorded(reading.steps[-1])
+            record = self._record(reading.steps[-1])
             async with ctx.store.edit_state() as state:
                 state.answer = reading.answer
                 state.add(record)
-            _tell(ctx, state, None)
+            _notify(ctx, state, None)
         model = self.reader.backend.name
         return MemAgentAnswer(
             answer=state.answer or "", memory=state.memory, model=model, steps=state.steps, usage=state.usage
@@ -271,9 +279,9 @@ class MemAgentWorkflow(Workflow):
     def _after(self, ctx: Context[MemAgentState], state: MemAgentState) -> MemAgentNext | MemAgentReview | None:
         return _review(state) if state.waiting else self._run(ctx).issue(MemAgentNext(index=state.read))
 
-    def _recorded(self, made: Step) -> ResponseRecord:
+    def _record(self, step: Step) -> ResponseRecord:
         record = ResponseRecord(self.reader.backend.name, include_text=False)
-        record.step(made)
+        record.step(step)
         return record
 
     def _run(self, ctx: Context[MemAgentState]) -> _Run:
@@ -281,14 +289,14 @@ class MemAgentWorkflow(Workflow):
 
 
 class _Run:
-    """What a run has in this process: its place in the document, and the chunk that was last asked for."""
+    """What a run keeps in this process: its position in the document, and the last chunk that it was told to read."""
 
     def __init__(self) -> None:
-        self.place: Position | None = None
+        self.position: Position | None = None
         self._issued = -1
 
     def issue(self, event: MemAgentNext) -> MemAgentNext | None:
-        """The event, once for each chunk: of two answers to a review the first counts."""
+        """Return the event, but only once per chunk: of two answers to a review the first counts."""
         if event.index <= self._issued:
             return None
         self._issued = event.index
@@ -299,8 +307,8 @@ def _review(state: MemAgentState, problem: str = "") -> MemAgentReview:
     return MemAgentReview(number=state.read, question=state.question, memory=state.memory, problem=problem)
 
 
-def _tell(ctx: Context[MemAgentState], state: MemAgentState, chunk: Chunk | None) -> None:
+def _notify(ctx: Context[MemAgentState], state: MemAgentState, chunk: Chunk | None) -> None:
+    """Put the event of the last step on the stream."""
     start, end = (chunk.span.start, chunk.span.end) if chunk else (None, None)
-    ctx.write_event_to_stream(
-        MemAgentStepEvent(number=state.read, start=start, end=end, memory=state.memory, step=state.steps[-1])
-    )
+    event = MemAgentStepEvent(number=state.read, start=start, end=end, memory=state.memory, step=state.steps[-1])
+    ctx.write_event_to_stream(event)

@@ -1,4 +1,4 @@
-"""Calls of a model within limits: retried while that helps, given up when they take too long, refused while the model's server is down."""
+"""Call a model within limits: retry while it helps, give up when it takes too long, refuse while the server is down."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from memagent_integrations.telemetry import under
 if TYPE_CHECKING:
     from memagent_integrations.backends import Backend
 
-_MOST_WAIT = 60.0  # a server that asks for a longer pause is not asked again
-_ALMOST = 0.05  # seconds by which a client's own time limit, which is the same, may come before ours
-_BURST = 10  # retries that can be had at once
+_LONGEST_PAUSE = 60.0  # seconds; when a server asks for a longer one, the call is not retried
+_ALMOST = 0.05  # seconds by which a client's own time limit, set to the same time, may come before ours
+_BURST = 10  # retries that may follow one another at once
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=8)
 _T = TypeVar("_T")
 
@@ -37,14 +37,14 @@ class Limits:
     """How long to wait for a slow model, and how often to retry a failing one.
 
     Args:
-        call_timeout: seconds for one try of a call; None: as many as the backend waits.
-        run_timeout: seconds for one reading, from its first call on; None: any number.
+        call_timeout: seconds for one try of a call; None: as long as the backend waits.
+        run_timeout: seconds for one reading, from its first call on; None: no limit.
         max_retries: retries of one call; None: the backend's `max_retries`.
-        retry_ratio: retries for each call made, over all readings of the reader, beyond ten.
-        breaker_threshold: after this many consecutive failed calls, across all readings, calls are refused
-        breaker_cooldown: for this many seconds; then one is let through, and decides.
+        retry_ratio: retries allowed for each call, over all readings of the reader, beyond the first ten.
+        breaker_threshold: after this many failed calls in a row, over all readings, calls are refused ...
+        breaker_cooldown: ... for this many seconds; then one call is let through, and decides.
 
-    A sync call that takes too long keeps running in the background, and its reply is discarded; an async one is cancelled.
+    A sync call that takes too long goes on in the background, and its reply is discarded; an async call is cancelled.
 
     Raises:
         UsageError: a limit is not a number in its range.
@@ -65,7 +65,7 @@ class Limits:
 
 
 def limited(turns: Turns, run_timeout: float | None) -> Turns:
-    """The loop `turns`, whose prompts have a deadline: `run_timeout` seconds after the first call."""
+    """Return the loop with a deadline on its prompts: `run_timeout` seconds after the first call."""
     return _limited(turns, run_timeout) if run_timeout else turns
 
 
@@ -81,305 +81,333 @@ def _limited(turns: Turns, run_timeout: float) -> Turns:
 
 
 class Calls:
-    """Makes the calls of all readings of a reader, within its limits. A call that meets one ends with a `BackendError` that is retryable."""
+    """Makes the calls of all readings of a reader, within its limits.
+
+    A call that runs into a limit ends with a retryable `BackendError`.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._breaker = _Breaker(limits.breaker_threshold, limits.breaker_cooldown)
         self._lock = threading.Lock()
-        self._retries = float(_BURST)  # a bucket of tokens, as in gRPC's retry throttling
+        self._retries_left = float(_BURST)  # a token bucket, as in gRPC's retry throttling
 
     def count(self, backend: Backend, text: str) -> int:
-        """Tokens of a text: with many endpoints that is a call too."""
+        """Return the number of tokens of a text. Many servers count themselves, so this may be a call as well."""
         return self.query(backend, lambda: backend.count(text))
 
     def query(self, backend: Backend, question: Callable[[], _T]) -> _T:
-        """What the backend says of itself. It may say that while its model is down: so it closes no breaker."""
-        with self._breaker.aside(backend.name):
-            if not self._most(backend):  # a model in this process is asked often
+        """Return what `question` asks the backend about itself, with retries.
+
+        A success does not close the breaker: a server may answer this while its model is down.
+        """
+        with self._breaker.query(backend.name):
+            if not self._max_retries(backend):  # spares a model in this process, which is asked often, the machinery
                 return question()
-            answer: _T = Retrying(**self._retrying(backend, None))(question)
+            answer: _T = Retrying(**self._retry_options(backend, None))(question)
         return answer
 
     def complete(self, backend: Backend, prompt: Prompt, cancelled: threading.Event | None = None) -> Reply:
-        """The reply to one prompt. Once `cancelled` is set, it is not retried any more."""
+        """Return the reply to one prompt. There are no more retries once `cancelled` is set."""
 
-        def once() -> Reply:
-            timed, deadline = self._timed(prompt)
-            return self._in_time(prompt, deadline, lambda: backend.complete(timed))
+        def attempt() -> Reply:
+            timed_prompt, deadline = self._with_deadline(prompt)
+            return self._run_in_time(prompt, deadline, lambda: backend.complete(timed_prompt))
 
-        with self._allowed(backend):
-            reply: Reply = Retrying(**self._retrying(backend, prompt.deadline), sleep=partial(_sleep, cancelled))(once)
+        options = self._retry_options(backend, prompt.deadline)
+        with self._call(backend):
+            reply: Reply = Retrying(**options, sleep=partial(_sleep, cancelled))(attempt)
         return reply
 
     async def acomplete(self, backend: Backend, prompt: Prompt) -> Reply:
-        """`complete`, async."""
+        """Return the reply to one prompt."""
 
-        async def once() -> Reply:
-            timed, deadline = self._timed(prompt)
-            async with self._awaited(prompt, deadline):
-                return await backend.acomplete(timed)
+        async def attempt() -> Reply:
+            timed_prompt, deadline = self._with_deadline(prompt)
+            async with self._timeout(prompt, deadline):
+                return await backend.acomplete(timed_prompt)
 
-        with self._allowed(backend):
-            return await AsyncRetrying(**self._retrying(backend, prompt.deadline))(once)
+        with self._call(backend):
+            return await AsyncRetrying(**self._retry_options(backend, prompt.deadline))(attempt)
 
     def stream(self, backend: Backend, prompt: Prompt) -> Generator[str | Reply]:
-        """The reply in pieces, and then the whole. It is not retried once the first piece is there."""
+        """Yield the reply in pieces, then the whole reply. It is retried only before the first piece."""
 
-        def begun() -> tuple[str | Reply | None, Generator[str | Reply]]:
+        def attempt() -> tuple[str | Reply | None, Generator[str | Reply]]:
             pieces = self._pieces(backend, prompt)
             return next(pieces, None), pieces
 
-        with self._allowed(backend):
-            start: tuple[str | Reply | None, Generator[str | Reply]] = Retrying(
-                **self._retrying(backend, prompt.deadline)
-            )(begun)
-            first, pieces = start
+        with self._call(backend):
+            retrying = Retrying(**self._retry_options(backend, prompt.deadline))
+            started: tuple[str | Reply | None, Generator[str | Reply]] = retrying(attempt)
+            piece, pieces = started
             with closing(pieces):
-                while first is not None:
-                    yield first
-                    first = next(pieces, None)
+                while piece is not None:
+                    yield piece
+                    piece = next(pieces, None)
 
     async def astream(self, backend: Backend, prompt: Prompt) -> AsyncGenerator[str | Reply]:
-        """`stream`, async."""
+        """Yield the reply in pieces, then the whole reply. It is retried only before the first piece."""
 
-        async def begun() -> tuple[str | Reply | None, AsyncGenerator[str | Reply]]:
+        async def attempt() -> tuple[str | Reply | None, AsyncGenerator[str | Reply]]:
             pieces = self._apieces(backend, prompt)
             return await anext(pieces, None), pieces
 
-        with self._allowed(backend):
-            start: tuple[str | Reply | None, AsyncGenerator[str | Reply]] = await AsyncRetrying(
-                **self._retrying(backend, prompt.deadline)
-            )(begun)
-            first, pieces = start
+        with self._call(backend):
+            retrying = AsyncRetrying(**self._retry_options(backend, prompt.deadline))
+            started: tuple[str | Reply | None, AsyncGenerator[str | Reply]] = await retrying(attempt)
+            piece, pieces = started
             async with aclosing(pieces):
-                while first is not None:
-                    yield first
-                    first = await anext(pieces, None)
+                while piece is not None:
+                    yield piece
+                    piece = await anext(pieces, None)
 
     def complete_batch(self, backend: Backend, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
-        """The replies to prompts that are computed together, in this process: they are not retried."""
-        timed = [self._timed(prompt) for prompt in prompts]
-        begun = {place: prompt for place, (prompt, deadline) in enumerate(timed) if deadline > time.monotonic()}
-        made: dict[int, Reply | MemAgentError] = {}
-        if begun:
-            latest = max(deadline for _, deadline in timed)
+        """Return the replies to prompts that are computed together, in this process, and so are not retried."""
+        timed = [self._with_deadline(prompt) for prompt in prompts]
+        in_time = {n: prompt for n, (prompt, deadline) in enumerate(timed) if deadline > time.monotonic()}
+        replies: dict[int, Reply | MemAgentError] = {}
+        if in_time:
+            batch, latest = list(in_time.values()), max(deadline for _, deadline in timed)
             with suppress(CallTimeout):
-                made = dict(
-                    zip(
-                        begun,
-                        self._in_time(prompts[0], latest, lambda: backend.complete_batch(list(begun.values()))),
-                        strict=True,
-                    )
-                )
-        return [made.get(place) or self._too_late(prompt) for place, prompt in enumerate(prompts)]
+                results = self._run_in_time(prompts[0], latest, lambda: backend.complete_batch(batch))
+                replies = dict(zip(in_time, results, strict=True))
+        return [replies.get(n) or self._timeout_error(prompt) for n, prompt in enumerate(prompts)]
 
     def _pieces(self, backend: Backend, prompt: Prompt) -> Generator[str | Reply]:
-        timed, deadline = self._timed(prompt)
-        pieces, context = backend.stream(timed), copy_context()
+        timed_prompt, deadline = self._with_deadline(prompt)
+        pieces, context = backend.stream(timed_prompt), copy_context()
+
+        def next_piece() -> str | Reply | None:
+            return self._run_in_time(prompt, deadline, lambda: next(pieces, None), context, pieces.close)
+
         try:
-            while (
-                piece := self._in_time(prompt, deadline, lambda: next(pieces, None), context, pieces.close)
-            ) is not None:
-                given = time.monotonic()
+            while (piece := next_piece()) is not None:
+                yielded = time.monotonic()
                 yield piece
-                deadline = min(
-                    deadline + time.monotonic() - given, prompt.deadline or math.inf
-                )  # the model does not answer for whoever reads
+                deadline = _extended(deadline, time.monotonic() - yielded, prompt)
         except GeneratorExit:
             pieces.close()
             raise
 
     async def _apieces(self, backend: Backend, prompt: Prompt) -> AsyncGenerator[str | Reply]:
-        timed, deadline = self._timed(prompt)
-        async with aclosing(backend.astream(timed)) as pieces:
+        timed_prompt, deadline = self._with_deadline(prompt)
+        async with aclosing(backend.astream(timed_prompt)) as pieces:
             while True:
-                async with self._awaited(prompt, deadline):
+                async with self._timeout(prompt, deadline):
                     piece = await anext(pieces, None)
                 if piece is None:
                     return
-                given = time.monotonic()
+                yielded = time.monotonic()
                 yield piece
-                deadline = min(deadline + time.monotonic() - given, prompt.deadline or math.inf)
+                deadline = _extended(deadline, time.monotonic() - yielded, prompt)
 
     @contextmanager
-    def _allowed(self, backend: Backend) -> Iterator[None]:
-        """One call, unless too many before it have failed."""
-        with self._breaker.passed(backend.name):
+    def _call(self, backend: Backend) -> Iterator[None]:
+        """Let the breaker decide about one call and note how it ends; the call earns a share of a retry."""
+        with self._breaker.call(backend.name):
             with self._lock:
-                self._retries = min(self._retries + self.limits.retry_ratio, _BURST)
+                self._retries_left = min(self._retries_left + self.limits.retry_ratio, _BURST)
             yield
 
-    def _retrying(self, backend: Backend, deadline: float | None) -> dict[str, Any]:
-        """When a call is retried, for tenacity."""
+    def _retry_options(self, backend: Backend, deadline: float | None) -> dict[str, Any]:
+        """Return the arguments of tenacity's `Retrying`, which say when a call is retried."""
         return {
             "retry": retry_if_exception(lambda error: isinstance(error, BackendError) and error.retryable),
             "wait": _pause,
-            "stop": partial(self._enough, self._most(backend), deadline),
+            "stop": partial(self._must_stop, self._max_retries(backend), deadline),
             "reraise": True,
         }
 
-    def _most(self, backend: Backend) -> int:
-        """How often a call of this backend is repeated."""
+    def _max_retries(self, backend: Backend) -> int:
         return backend.max_retries if self.limits.max_retries is None else self.limits.max_retries
 
-    def _enough(self, most: int, deadline: float | None, state: RetryCallState) -> bool:
-        if state.attempt_number > most or _asked(state) > _MOST_WAIT:
+    def _must_stop(self, max_retries: int, deadline: float | None, state: RetryCallState) -> bool:
+        """Return whether the call that just failed is not retried; otherwise take a retry from the bucket."""
+        if state.attempt_number > max_retries or _requested_pause(state) > _LONGEST_PAUSE:
             return True
         if deadline and time.monotonic() + state.upcoming_sleep >= deadline:
             return True
         with self._lock:
-            if self._retries < 1:
+            if self._retries_left < 1:
                 return True
-            self._retries -= 1
+            self._retries_left -= 1
             return False
 
-    def _timed(self, prompt: Prompt) -> tuple[Prompt, float]:
-        """The prompt with the time by which the call that begins now has to be through, and that time."""
+    def _with_deadline(self, prompt: Prompt) -> tuple[Prompt, float]:
+        """Return the prompt with the deadline of a call that begins now, and that deadline (which may be infinite)."""
         deadline = min(time.monotonic() + (self.limits.call_timeout or math.inf), prompt.deadline or math.inf)
         return (prompt if deadline == math.inf else replace(prompt, deadline=deadline)), deadline
 
-    def _in_time(
+    def _run_in_time(
         self,
         prompt: Prompt,
         deadline: float,
         call: Callable[[], _T],
         context: Context | None = None,
-        late: Callable[[], None] = lambda: None,
+        when_late: Callable[[], None] = lambda: None,
     ) -> _T:
-        """What `call` returns; when that takes too long it goes on without us, in its thread, and ends with `late`."""
+        """Return the result of `call`.
 
-        def made() -> _T:
+        A call that takes too long goes on in its thread without us, and `when_late` runs at its end.
+
+        Raises:
+            CallTimeout: the deadline has passed.
+        """
+
+        def traced_call() -> _T:
             with under(prompt.context):
                 return call()
 
         if deadline == math.inf:
-            return made()
+            return traced_call()
         outcome: Future[_T] = Future()
         context = context or copy_context()
 
         def run() -> None:
             try:
-                result = context.run(made)
+                result = context.run(traced_call)
                 if outcome.cancelled():
-                    context.run(late)
+                    context.run(when_late)
                 else:
                     outcome.set_result(result)
-            except InvalidStateError:  # it was cancelled this moment
-                context.run(late)
+            except InvalidStateError:  # it was cancelled just now
+                context.run(when_late)
             except BaseException as error:
                 with suppress(InvalidStateError):
                     outcome.set_exception(error)
 
-        left = deadline - time.monotonic()
-        if left > 0:
+        seconds = deadline - time.monotonic()
+        if seconds > 0:
             threading.Thread(target=run, name="memagent call", daemon=True).start()
-        if left <= 0 or (wait([outcome], left).not_done and outcome.cancel()):
-            raise self._too_late(prompt)
-        with self._in_limit(prompt, deadline):
+        if seconds <= 0 or (wait([outcome], seconds).not_done and outcome.cancel()):
+            raise self._timeout_error(prompt)
+        with self._client_timeouts(prompt, deadline):
             return outcome.result()
 
     @asynccontextmanager
-    async def _awaited(self, prompt: Prompt, deadline: float) -> AsyncGenerator[None]:
-        """A block that is cancelled when it takes too long."""
-        left = deadline - time.monotonic()
+    async def _timeout(self, prompt: Prompt, deadline: float) -> AsyncGenerator[None]:
+        """Cancel the block at the deadline.
+
+        Raises:
+            CallTimeout: the deadline has passed.
+        """
+        seconds = deadline - time.monotonic()
         try:
-            async with asyncio.timeout(None if left == math.inf else left) as time_left:
-                with under(prompt.context), self._in_limit(prompt, deadline):
+            async with asyncio.timeout(None if seconds == math.inf else seconds) as timeout:
+                with under(prompt.context), self._client_timeouts(prompt, deadline):
                     yield
         except TimeoutError as error:
-            if time_left.expired():
-                raise self._too_late(prompt) from error
+            if timeout.expired():
+                raise self._timeout_error(prompt) from error
             raise
 
     @contextmanager
-    def _in_limit(self, prompt: Prompt, deadline: float) -> Iterator[None]:
-        """A block in which a client's own time limit, which is the same as ours, is told as ours."""
+    def _client_timeouts(self, prompt: Prompt, deadline: float) -> Iterator[None]:
+        """Report a time-out of the client, which has the same deadline as we do, as ours."""
         try:
             yield
         except BackendError as error:
             if error.retryable and time.monotonic() >= deadline - _ALMOST:
-                raise self._too_late(prompt) from error
+                raise self._timeout_error(prompt) from error
             raise
 
-    def _too_late(self, prompt: Prompt) -> CallTimeout:
+    def _timeout_error(self, prompt: Prompt) -> CallTimeout:
+        limits = self.limits
         if prompt.deadline and time.monotonic() >= prompt.deadline - _ALMOST:
             return RunTimeout(
-                f"the reading took more than its {self.limits.run_timeout:g} s (run_timeout); with a journal, read again to resume"
+                f"the reading took more than its {limits.run_timeout:g} s (run_timeout); "
+                "with a journal, read again to resume"
             )
-        return CallTimeout(f"the model gave no reply within {self.limits.call_timeout:g} s (call_timeout)")
+        return CallTimeout(f"the model gave no reply within {limits.call_timeout:g} s (call_timeout)")
 
 
 class _Breaker:
-    """Refuses calls when the last `threshold` have failed, for `cooldown` seconds. Then one is let through: its success lets in all others.
+    """Refuses calls for `cooldown` seconds after `threshold` failures in a row; then it lets one call through.
 
-    Only failures that may pass count (`retryable`): the others are about one prompt, and a call that was cancelled tells nothing.
+    If that call succeeds, all others are let through as well. Only failures that may pass (`retryable`) count; other
+    failures are about a single prompt. A call that was cancelled counts neither way.
     """
 
     def __init__(self, threshold: int, cooldown: float) -> None:
         self._threshold, self._cooldown = threshold, cooldown
         self._lock = threading.Lock()
-        self._failures, self._open_until, self._trial = 0, 0.0, False
+        self._failures, self._open_until = 0, 0.0
+        self._trial_running = False
 
     @contextmanager
-    def passed(self, name: str) -> Iterator[None]:
-        """A call, which decides when it is the one that is let through."""
+    def call(self, name: str) -> Iterator[None]:
+        """Refuse the block, which makes a call, or run it and note how it ends.
+
+        Raises:
+            BackendError: the call is refused.
+        """
         with self._lock:
-            trial = self._check(name)
-            self._trial = self._trial or trial
+            is_trial = self._check(name)
+            self._trial_running = self._trial_running or is_trial
         try:
             yield
         except BaseException as error:
             with self._lock:
-                if trial:
-                    self._trial = False
-                self._failed(error, again=trial)
+                if is_trial:
+                    self._trial_running = False
+                self._note_failure(error, reopen=is_trial)
             raise
         with self._lock:
-            self._failures, self._trial = 0, False
+            self._failures, self._trial_running = 0, False
 
     @contextmanager
-    def aside(self, name: str) -> Iterator[None]:
-        """Something else that is asked of the server: refused as calls are, and its failure counts, but not its success."""
+    def query(self, name: str) -> Iterator[None]:
+        """Refuse the block, which asks the server something else, as a call; note its failure, but not its success.
+
+        Raises:
+            BackendError: the query is refused.
+        """
         with self._lock:
             self._check(name)
         try:
             yield
         except BaseException as error:
             with self._lock:
-                self._failed(error, again=True)
+                self._note_failure(error, reopen=True)
             raise
 
     def _check(self, name: str) -> bool:
-        """Whether the breaker is open, and this is let through all the same."""
+        """Return whether this is the one call that is let through although the last ones have failed."""
         if self._failures < self._threshold:
             return False
-        if self._trial or time.monotonic() < self._open_until:
+        if self._trial_running or time.monotonic() < self._open_until:
             raise BackendError(
-                f"{name} was not asked: its last {self._threshold} calls failed; the next is made {self._cooldown:g} s after them",
+                f"{name} was not asked: its last {self._threshold} calls failed; "
+                f"the next is made {self._cooldown:g} s after them",
                 retryable=True,
             )
         return True
 
-    def _failed(self, error: BaseException, *, again: bool) -> None:
+    def _note_failure(self, error: BaseException, *, reopen: bool) -> None:
         if isinstance(error, BackendError) and error.retryable and not isinstance(error, RunTimeout):
             self._failures += 1
-            if self._failures == self._threshold or (again and self._failures > self._threshold):
+            if self._failures == self._threshold or (reopen and self._failures > self._threshold):
                 self._open_until = time.monotonic() + self._cooldown
 
 
+def _extended(deadline: float, seconds: float, prompt: Prompt) -> float:
+    """Return the deadline of a call whose reply somebody took `seconds` to read: these do not count as the model's."""
+    return min(deadline + seconds, prompt.deadline or math.inf)
+
+
 def _pause(state: RetryCallState) -> float:
-    """Seconds until a call is retried: a growing random pause, on top of what the server asks for."""
-    return _BACKOFF(state) + _asked(state)
+    """Return the seconds to wait before a retry: a growing random pause, on top of the one that the server asks for."""
+    return _BACKOFF(state) + _requested_pause(state)
 
 
-def _asked(state: RetryCallState) -> float:
-    """The pause that the server asks for."""
+def _requested_pause(state: RetryCallState) -> float:
+    """Return the seconds that the server asked to wait; 0 if it did not."""
     seconds = getattr(state.outcome.exception() if state.outcome else None, "retry_after", None) or 0.0
     return float(seconds) if seconds > 0 else 0.0
 
 
 def _sleep(cancelled: threading.Event | None, seconds: float) -> None:
-    """Wait, unless nobody waits for the outcome any more."""
+    """Sleep, but end with CancelledError as soon as the reading is cancelled."""
     if (cancelled or threading.Event()).wait(seconds):
         raise CancelledError

@@ -26,11 +26,12 @@ def accessing(
         UsageError: the block raised an OSError, a ValueError (the path holds a NUL or a lone surrogate), or one of
             `also`, which a library raises in place of an OSError.
     """
+    failures: tuple[type[Exception], ...] = (OSError, ValueError, *also)
     try:
         yield
     except UsageError:
         raise
-    except (OSError, ValueError, *also) as error:
+    except failures as error:
         raise UsageError(f"cannot {action} {str(path)!r}: {reason(error)}{hint and f'; {hint}'}") from error
 
 

@@ -1,10 +1,11 @@
-"""A reading as OpenTelemetry spans: one for the reading, below it one for each call of the model. Without OpenTelemetry: nothing, at no cost.
+"""Report a reading to OpenTelemetry: a span for the reading, and within it one for each call of the model.
 
-    traced(turns, ...)      the loop again, with spans around it: numbers, names and outcomes, never text
+    traced(turns, ...)      the loop with spans around it: numbers, names and outcomes, never text
     under(prompt.context)   makes a call's span the current one where the call is made
 
-Names are those of the OpenTelemetry semantic conventions for generative AI (github.com/open-telemetry/semantic-conventions-genai, schema
-gen-ai/1.42.0, status "development": they may change), spans `invoke_agent` (internal) and `chat`. What they have no name for is `memagent.*`.
+Without OpenTelemetry both do nothing. The names are those of the OpenTelemetry semantic conventions for generative AI
+(github.com/open-telemetry/semantic-conventions-genai, schema gen-ai/1.42.0, status "development": they may change):
+the spans are `invoke_agent` (internal) and `chat`. Attributes that they have no name for are called `memagent.*`.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, TracerProvider
 
-_PROVIDERS = ("openai", "llamacpp", "transformers", "vllm")  # kinds of backends that say what runs the model
-_REASONS = ("stop", "length", "content_filter", "tool_calls")
-_FRAMEWORKS = ("langchain", "llama-index")  # kinds that do not; the class of the model follows, then its name
+_PROVIDERS = ("openai", "llamacpp", "transformers", "vllm")  # kinds of backends that name what runs the model
+_FRAMEWORKS = ("langchain", "llama-index")  # kinds that do not: KIND:CLASS_OF_MODEL:NAME
+_FINISH_REASONS = ("stop", "length", "content_filter", "tool_calls")
 
 
 def traced(
     turns: Turns, *, model: str, budgets: Budgets | None = None, tracer_provider: TracerProvider | None = None
 ) -> Turns:
-    """The loop `turns`, told to OpenTelemetry: a span that begins with it and ends with it, and in it one for each call.
+    """Return the loop with a span around it, and within it one for each call.
 
-    The span's parent is what is current here, whichever thread runs the loop later. A step that a journal has recorded makes no call, and no
-    span: `turns` is to be the journal's loop, so that it is known. `model` is the backend's name. Without a `tracer_provider` the global one is
-    asked. A call begins when the loop asks for it and ends when the loop is given the reply, which is later where a driver is held up.
+    The parent is the span that is current now, whichever thread runs the loop later. A step from a journal makes no
+    call and has no span: to know it, pass the loop that the journal returned. `model` is the name of the backend.
+    Without a `tracer_provider`, the global one is used. A call's span begins when the loop asks for the call and ends
+    when the loop gets the reply, which is later if the driver is held up.
     """
     if trace is None:
         return turns
@@ -50,10 +52,10 @@ def traced(
 
 
 def under(context: object | None) -> AbstractContextManager[None]:
-    """A block whose spans are children of `context`, that of a prompt; None changes nothing.
+    """Make the spans of the block children of a prompt's `context`; None changes nothing.
 
-    It holds for the thread or the task that enters it, which has to leave it as well. A generator shares both with whoever advances it, so it
-    must not yield in such a block: enter it anew for each `next` (or `await anext`) of the stream that is being read.
+    This holds in the thread or the task that enters the block, which also has to leave it. A generator runs in the
+    thread or task that advances it, so it must not yield inside the block: enter it for each `next` (or `await anext`).
     """
     return nullcontext() if context is None else _attached(cast("Context", context))
 
@@ -68,66 +70,71 @@ def _attached(context: Context) -> Iterator[None]:
 
 
 class _Spans:
-    """The spans of one reading, and what they count: the calls that it made, not what a journal had."""
+    """Makes the spans of one reading, and sums up the calls that it made; steps from a journal are only counted."""
 
     def __init__(self, model: str, parent: Context, tracer_provider: TracerProvider | None) -> None:
         provider, self._model = _provider_and_model(model)
-        self._known = drop_none(**{"gen_ai.provider.name": provider, "gen_ai.request.model": self._model})
+        self._model_attributes = drop_none(**{"gen_ai.provider.name": provider, "gen_ai.request.model": self._model})
         self._tracer = trace.get_tracer("memagent_integrations", tracer_provider=tracer_provider)
         self._context = parent
-        self._usage, self._recorded = NO_USAGE, 0
+        self._usage, self._recorded_steps = NO_USAGE, 0
 
     def reading(self, turns: Turns, budgets: Budgets | None) -> Turns:
-        sizes = drop_none(**{f"memagent.{name}": size for name, size in (asdict(budgets) if budgets else {}).items()})
-        asked = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "memagent", **self._known, **sizes}
-        span = self._tracer.start_span("invoke_agent memagent", self._context, trace.SpanKind.INTERNAL, asked)
+        """Return the loop with its spans."""
+        sizes = asdict(budgets) if budgets else {}
+        attributes = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": "memagent",
+            **self._model_attributes,
+            **drop_none(**{f"memagent.{name}": size for name, size in sizes.items()}),
+        }
+        span = self._tracer.start_span("invoke_agent memagent", self._context, trace.SpanKind.INTERNAL, attributes)
         self._context = trace.set_span_in_context(span, self._context)
         try:
-            with closing(turns):  # a journal lets go of its run
+            with closing(turns):  # so that a journal releases its run
                 state = advance(turns, None)
                 while isinstance(state, Prompt):
-                    state = yield from self._passed(turns, state) if state.recorded else self._called(turns, state)
+                    state = yield from (self._recorded if state.recorded else self._call)(turns, state)
             span.set_attribute("memagent.steps", len(state.steps))
             if state.error:
-                _failed(span, state.error)
+                _mark_failed(span, state.error)
             return state
         except BaseException as error:
-            _failed(span, error)
+            _mark_failed(span, error)
             raise
         finally:
-            spent = _tokens(
-                replace(self._usage, cached_tokens=None)
-            )  # as the conventions have it: caches are told call by call
-            span.set_attributes(spent | {"memagent.recorded_steps": self._recorded})
+            usage = replace(self._usage, cached_tokens=None)  # the conventions have this number for calls only
+            span.set_attributes(_usage_attributes(usage) | {"memagent.recorded_steps": self._recorded_steps})
             span.end()
 
-    def _passed(self, turns: Turns, prompt: Prompt) -> Generator[Prompt, Reply, Prompt | Reading]:
-        """A step that is recorded: only counted."""
-        self._recorded += 1
+    def _recorded(self, turns: Turns, prompt: Prompt) -> Generator[Prompt, Reply, Prompt | Reading]:
+        """Pass on a step from a journal, without a span."""
+        self._recorded_steps += 1
         return advance(turns, (yield from exchange(prompt)))
 
-    def _called(self, turns: Turns, prompt: Prompt) -> Generator[Prompt, Reply, Prompt | Reading]:
-        asked = {
+    def _call(self, turns: Turns, prompt: Prompt) -> Generator[Prompt, Reply, Prompt | Reading]:
+        """Pass on a step that makes a call, with a span around the call."""
+        attributes = {
             "gen_ai.operation.name": "chat",
-            **self._known,
+            **self._model_attributes,
             "gen_ai.request.max_tokens": prompt.max_tokens,
             "memagent.step.index": prompt.index,
             "memagent.step.phase": prompt.phase,
         }
-        span = self._tracer.start_span(f"chat {self._model}", self._context, trace.SpanKind.CLIENT, asked)
+        span = self._tracer.start_span(f"chat {self._model}", self._context, trace.SpanKind.CLIENT, attributes)
         end: int | None = None
         try:
             try:
                 reply = yield replace(prompt, context=trace.set_span_in_context(span, self._context))
                 outcome: Reply | MemAgentError = reply
                 self._usage += reply.usage
-                span.set_attributes(_replied(reply))
+                span.set_attributes(_reply_attributes(reply))
             except BaseException as error:
-                _failed(span, error)
+                _mark_failed(span, error)
                 if not isinstance(error, MemAgentError):
                     raise
                 outcome = error
-            end = time.time_ns()  # what the loop does now is not part of the call, but tells what became of its reply
+            end = time.time_ns()  # the loop's next turn decides the outcome of the step, but is not part of the call
             state = advance(turns, outcome)
             if step := step_made(state, prompt):
                 span.set_attributes({"memagent.step.outcome": step.outcome, "memagent.step.cut": step.cut})
@@ -137,22 +144,21 @@ class _Spans:
 
 
 def _provider_and_model(name: str) -> tuple[str | None, str]:
-    """The two as far as the name of a backend tells them."""
+    """Return the provider, if the name of the backend tells it, and the name of the model."""
     kind, _, model = name.partition(":")
     if kind in _FRAMEWORKS:
         return None, model.partition(":")[2] or model
     return (kind, model) if kind in _PROVIDERS and model else (None, name)
 
 
-def _replied(reply: Reply) -> dict[str, int | float | list[str]]:
-    known = reply.finish_reason in _REASONS
-    reasons = [reply.finish_reason if known else "other"] if reply.finish_reason else None
-    return _tokens(reply.usage) | drop_none(
-        **{"gen_ai.response.finish_reasons": reasons, "memagent.step.seconds": reply.seconds or None}
-    )
+def _reply_attributes(reply: Reply) -> dict[str, int | float | list[str]]:
+    is_known = reply.finish_reason in _FINISH_REASONS
+    reasons = [reply.finish_reason if is_known else "other"] if reply.finish_reason else None
+    attributes = {"gen_ai.response.finish_reasons": reasons, "memagent.step.seconds": reply.seconds or None}
+    return _usage_attributes(reply.usage) | drop_none(**attributes)
 
 
-def _tokens(usage: Usage) -> dict[str, int]:
+def _usage_attributes(usage: Usage) -> dict[str, int]:
     return drop_none(
         **{
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
@@ -162,8 +168,8 @@ def _tokens(usage: Usage) -> dict[str, int]:
     )
 
 
-def _failed(span: Span, error: BaseException) -> None:
-    """Mark a span by the error's class alone, because its message may quote text; a reading that was left has not failed."""
+def _mark_failed(span: Span, error: BaseException) -> None:
+    """Note the class of the error, not its message, which may quote text. A reading that was closed has not failed."""
     if isinstance(error, GeneratorExit):
         span.set_attribute("memagent.cancelled", True)
     else:

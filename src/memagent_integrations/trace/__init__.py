@@ -1,6 +1,6 @@
-"""A reading as one page that a person can look through: every version of the memory, what changed, where it came from.
+"""Show a reading as a web page: every version of the memory, what changed in it, and where it came from.
 
-The page is a single file that needs no network. Everything in it that comes from a document or a model is text, never markup.
+The page is a single file that needs no network. Text from a document or a model is never treated as markup.
 """
 
 from __future__ import annotations
@@ -21,30 +21,34 @@ from memagent_integrations import files
 from memagent_integrations.changes import difference
 
 if TYPE_CHECKING:
-    from memagent_integrations.records import Reading, Step
+    from memagent_integrations.records import Reading, Step, Usage
+
+
+_SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?。！？]+|\n|$)")
 
 
 def page(reading: Reading) -> str:
-    """The page, as HTML."""
-    return _rendered(
-        reading.question, json.dumps(data(reading)).replace("<", "\\u003c")
-    )  # no text can end the script element that holds it
+    """Return the page as HTML."""
+    escaped = json.dumps(data(reading)).replace("<", "\\u003c")  # so that no text can end the script element
+    return _render(reading.question, escaped)
 
 
 def page_shell(title: str, *, script: str, style: str) -> str:
-    """The same page without a reading, which `script` gets from the server that the page came from. It has the functions of `page.js`."""
-    return _rendered(title, "", script, style)
+    """Return the page without a reading, as HTML.
+
+    `script` fetches the reading from the server that the page came from, and may use the functions of `page.js`.
+    """
+    return _render(title, "", script, style)
 
 
-def _rendered(title: str, reading: str, script: str = "", style: str = "") -> str:
-    script, style = _part("page.js") + script, _part("page.css") + style
-    return _template().render(
-        title=title, data=reading, script=script, style=style, script_hash=_hash(script), style_hash=_hash(style)
-    )
+def _render(title: str, reading_json: str, script: str = "", style: str = "") -> str:
+    script, style = _resource("page.js") + script, _resource("page.css") + style
+    hashes = {"script_hash": _hash(script), "style_hash": _hash(style)}
+    return _template().render(title=title, data=reading_json, script=script, style=style, **hashes)
 
 
 def save_trace(reading: Reading, path: str | Path) -> None:
-    """Write a reading as a page that shows every version of the memory: what changed, and where it came from. It is one HTML file.
+    """Write a reading as one HTML file, which shows every version of the memory, what changed, and where it came from.
 
     Raises:
         UsageError: the file cannot be written.
@@ -53,22 +57,21 @@ def save_trace(reading: Reading, path: str | Path) -> None:
 
 
 def data(reading: Reading, *, start: int = 0) -> dict[str, Any]:
-    """What the page shows of a reading, as JSON: of its steps those from number `start` on."""
-    usage = reading.usage
+    """Return what the page shows of a reading, ready for JSON; of its steps, those from number `start` on."""
     return {
         "question": reading.question,
         "answer": reading.answer,
         "error": str(reading.error) if reading.error else None,
         "model": reading.model,
         "seconds": reading.seconds,
-        "tokens": [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens],
-        "steps": [_step(step) for step in reading.steps[start:] if step.phase == "memory"],
+        "tokens": _token_counts(reading.usage),
+        "steps": [_step_data(step) for step in reading.steps[start:] if step.phase == "memory"],
         "sentences": [{"text": text, "step": step} for text, step in origins(reading)],
     }
 
 
-def _step(step: Step) -> dict[str, Any]:
-    span, usage = step.span, step.reply.usage
+def _step_data(step: Step) -> dict[str, Any]:
+    span = step.span
     return {
         "index": step.index,
         "outcome": step.outcome,
@@ -76,7 +79,7 @@ def _step(step: Step) -> dict[str, Any]:
         "edited": step.reply.edited is not None,
         "finish": step.reply.finish_reason,
         "seconds": step.reply.seconds,
-        "tokens": [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens],
+        "tokens": _token_counts(step.reply.usage),
         "span": [span.start, span.end, span.tokens] if span else None,
         "sources": [[source.document_id, source.start, source.end] for source in span.sources] if span else [],
         "diff": list(difference(step.memory_before, step.memory)),
@@ -84,27 +87,28 @@ def _step(step: Step) -> dict[str, Any]:
     }
 
 
+def _token_counts(usage: Usage) -> list[int | None]:
+    return [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
+
+
 def origins(reading: Reading) -> Iterator[tuple[str, int]]:
-    """The sentences of the final memory, each with the step since which it has stood there."""
-    memories = [(step.index, _plain(step.memory)) for step in reading.steps if step.phase == "memory"]
+    """Yield each sentence of the final memory with the step that wrote it; it has been in the memory ever since."""
+    memories = [(step.index, _single_spaced(step.memory)) for step in reading.steps if step.phase == "memory"]
     for sentence in filter(str.strip, _SENTENCE.findall(reading.memory)):
-        found = None
+        first_step = None
         for index, memory in reversed(memories):
-            if _plain(sentence) not in memory:
+            if _single_spaced(sentence) not in memory:
                 break
-            found = index
-        if found is not None:
-            yield sentence.strip(), found
+            first_step = index
+        if first_step is not None:
+            yield sentence.strip(), first_step
 
 
-_SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?。！？]+|\n|$)")
-
-
-def _plain(text: str) -> str:
+def _single_spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-def _part(name: str) -> str:
+def _resource(name: str) -> str:
     return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -114,4 +118,4 @@ def _hash(text: str) -> str:
 
 @cache
 def _template() -> Template:
-    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_part("page.html"))
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_resource("page.html"))

@@ -1,8 +1,8 @@
-"""Time and peak memory of reading a long stream, against a stream a hundred times shorter.
+"""Measure time and peak memory of reading a long stream, and of a stream a hundred times shorter.
 
-The scripted backend answers every memory prompt with a full memory of 1,024 tokens, so what is measured is this package: tokenizing,
-chunking, the loop and its records. Each size runs in a process of its own; the short one is read once for its memory, and a
-hundred times over for its time, so that both times are of the same order.
+The scripted backend replies to every memory prompt with a full memory of 1,024 tokens, so the figures are those of this
+package: tokenizing, chunking, the loop and its records. Each size runs in a process of its own; the short stream is
+read once for its memory, and a hundred times for its time, so that both times are of the same order.
 
     python benchmarks/long_stream.py [--tokens 3500000]
 """
@@ -24,6 +24,7 @@ LINE = "The clerk noted entry {} in the ledger, closed the book and went on with
 
 
 def stream(tokens: int, reader: Reader) -> Iterator[str]:
+    """Yield numbered lines of `tokens` tokens together."""
     left, number = tokens, 0
     while left > 0:
         line = LINE.format(number)
@@ -33,6 +34,7 @@ def stream(tokens: int, reader: Reader) -> Iterator[str]:
 
 
 def measure(tokens: int, times: int) -> dict[str, float]:
+    """Read a stream of this size `times` times; return the calls and mean seconds of a reading, and the peak memory."""
     memory = "fact " * 1023
 
     def script(prompt: Prompt) -> str:
@@ -52,6 +54,7 @@ def measure(tokens: int, times: int) -> dict[str, float]:
 
 
 def in_a_process(tokens: int, times: int) -> dict[str, float]:
+    """Return the figures of `measure` from a new process, whose peak memory is that of this size alone."""
     command = [sys.executable, __file__, "--tokens", str(tokens), "--times", str(times), "--one"]
     result: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return result
@@ -61,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=3_500_000)
     parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--one", action="store_true", help="measure this size alone, in this process")
+    parser.add_argument("--one", action="store_true", help="measure only this size, in this process")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(options.tokens, options.times)))

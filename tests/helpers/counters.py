@@ -1,4 +1,4 @@
-"""Real tokenizers of several kinds, for tests of what depends on counting."""
+"""Real tokenizers of several kinds, for tests that depend on counting."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ def byte_bpe() -> Counter:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        topics.values(), trainers.BpeTrainer(vocab_size=2000, initial_alphabet=alphabet, show_progress=False)
-    )
+    trainer = trainers.BpeTrainer(vocab_size=2000, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(topics.values(), trainer)
     return _count(tokenizer)
 
 

@@ -1,10 +1,11 @@
 """Real HTTP servers on the loopback interface, for tests of whatever speaks HTTP.
 
-`Loopback(respond)` serves any function from `Request` to `Response`; `chat(reply)` is such a function for an OpenAI-compatible endpoint.
+`Loopback(respond)` serves any function from `Request` to `Response`; `chat(reply)` returns such a function for an
+OpenAI-compatible endpoint.
 
     with Loopback(chat(["a memory", "an answer"])) as server:
         OpenAIBackend("m", base_url=server.url + "/v1")
-    server.requests        # everything that was asked, in order
+    server.requests        # every request, in order
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TOKEN = re.compile(r" ?\w+|[^\w]")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a client asked. `body` is decoded JSON, or None."""
+    """What a client sent. `body` is decoded JSON, or None."""
 
     method: str
     path: str
@@ -36,10 +37,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """What to answer. A body that is no bytes and no iterator is sent as JSON; an iterator is sent piece by piece, without a length.
+    """What to answer. A body of bytes is sent as it is, an iterator piece by piece without a length, others as JSON.
 
-    `broken_after`: so many bytes of the body (all that an iterator gives, but not its end) are sent, then the connection breaks off. `reset`:
-    it breaks off before anything is sent. `old`: it is HTTP/1.0.
+    `broken_after`: the connection breaks off after this many bytes of the body (for an iterator, after all its pieces
+    but before the end mark). `reset`: it breaks off before anything is sent. `old`: the response is HTTP/1.0.
     """
 
     status: int = 200
@@ -65,7 +66,7 @@ class Loopback:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def bodies(self, path: str) -> list[Any]:
-        """The bodies of the requests to a path."""
+        """Return the bodies of the requests to a path."""
         return [request.body for request in self.requests if request.path == path]
 
     def __enter__(self) -> Loopback:
@@ -75,7 +76,7 @@ class Loopback:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        for connection in list(self._server.connections):  # a server that is gone keeps none alive
+        for connection in list(self._server.connections):  # kept-alive connections end with the server
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -91,7 +92,7 @@ class _Server(ThreadingHTTPServer):
         self.connections: set[socket.socket] = set()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: clients that go away are part of the tests."""
+        """Do nothing: clients that go away are part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -119,9 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, response: Response) -> None:
         if response.reset:
-            self.connection.setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )  # closing now sends RST
+            closing_sends_rst = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, closing_sends_rst)
             self.connection.close()
             self.close_connection = True
             return
@@ -147,14 +147,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the requests are recorded."""
+        """Do nothing: `Loopback.requests` has them."""
 
 
 def chat(reply: Iterable[Line] | Callable[[str], Line], *, window: int = 8192) -> Respond:
-    """An endpoint: `/v1/chat/completions`, streamed if asked for, and `/tokenize`.
+    """Return an endpoint with `/v1/chat/completions`, streamed on request, and `/tokenize`.
 
-    It gives the lines of `reply` one after the other (the last one again and again), or what `reply(prompt)` returns. Its tokens are words
-    with the space before them, and single signs; a reply beyond `max_tokens` is cut.
+    It replies with the lines of `reply` one after the other (repeating the last one), or with what `reply(prompt)`
+    returns. Its tokens are words with the space before them, and single signs; a reply beyond `max_tokens` is cut.
     """
     lines = list(reply) if not callable(reply) else []
     numbers = count()
@@ -169,16 +169,11 @@ def chat(reply: Iterable[Line] | Callable[[str], Line], *, window: int = 8192) -
         line = reply(prompt) if callable(reply) else lines[min(next(numbers), len(lines) - 1)]
         if isinstance(line, Response):
             return line
-        done = (
-            line
-            if isinstance(line, dict)
-            else completion(line, prompt, request.body.get("max_tokens") or request.body.get("max_completion_tokens"))
-        )
-        return (
-            Response(body=events(done), headers={"Content-Type": "text/event-stream"})
-            if request.body.get("stream")
-            else Response(body=done)
-        )
+        limit = request.body.get("max_tokens") or request.body.get("max_completion_tokens")
+        whole = line if isinstance(line, dict) else completion(line, prompt, limit)
+        if request.body.get("stream"):
+            return Response(body=events(whole), headers={"Content-Type": "text/event-stream"})
+        return Response(body=whole)
 
     return respond
 
@@ -186,33 +181,32 @@ def chat(reply: Iterable[Line] | Callable[[str], Line], *, window: int = 8192) -
 def completion(
     text: str, prompt: str = "", limit: int | None = None, *, reasoning: str | None = None
 ) -> dict[str, Any]:
-    """A chat completion as an endpoint sends it."""
+    """Return a chat completion as an endpoint sends it."""
     tokens = TOKEN.findall(text)
-    asked, written = len(TOKEN.findall(prompt)), tokens[:limit]
-    message = {"role": "assistant", "content": "".join(written)} | (
-        {"reasoning_content": reasoning} if reasoning else {}
-    )
+    prompt_tokens, written = len(TOKEN.findall(prompt)), tokens[:limit]
+    message = {"role": "assistant", "content": "".join(written)}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    finish_reason = "stop" if len(written) == len(tokens) else "length"
     return {
         "id": "completion-1",
         "object": "chat.completion",
         "created": 1,
         "model": "loopback",
-        "choices": [
-            {"index": 0, "message": message, "finish_reason": "stop" if len(written) == len(tokens) else "length"}
-        ],
+        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
         "usage": {
-            "prompt_tokens": asked,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": len(written),
-            "total_tokens": asked + len(written),
+            "total_tokens": prompt_tokens + len(written),
             "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
 
 
-def events(done: dict[str, Any]) -> Iterator[bytes]:
-    """A completion as a stream of server-sent events, a token each, usage at the end."""
-    choice = done["choices"][0]
-    rest = {"object": "chat.completion.chunk"} | {name: done[name] for name in ("id", "created", "model")}
+def events(whole: dict[str, Any]) -> Iterator[bytes]:
+    """Yield a completion as server-sent events, one for each token, with the usage at the end."""
+    choice = whole["choices"][0]
+    rest = {"object": "chat.completion.chunk"} | {name: whole[name] for name in ("id", "created", "model")}
 
     def event(delta: dict[str, Any], finish: str | None = None) -> bytes:
         return _event(rest | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
@@ -222,7 +216,7 @@ def events(done: dict[str, Any]) -> Iterator[bytes]:
     for token in TOKEN.findall(choice["message"]["content"]):
         yield event({"content": token})
     yield event({}, choice["finish_reason"])
-    yield _event(rest | {"choices": [], "usage": done["usage"]})
+    yield _event(rest | {"choices": [], "usage": whole["usage"]})
     yield b"data: [DONE]\n\n"
 
 

@@ -1,4 +1,4 @@
-"""A small model with random weights, as transformers loads it (a folder) and as llama.cpp does (a GGUF file in float32)."""
+"""A small model with random weights, in a folder for transformers and in a GGUF file (float32) for llama.cpp."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_contract_transformers import TEMPLATE, make_tokenizer
+
+from helpers.tiny_model import TEMPLATE, WINDOW, make_tokenizer, torch, transformers
 
 gguf = pytest.importorskip("gguf")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
-WINDOW = 256
+__all__ = ["WINDOW", "gguf", "make_folder", "make_gguf", "torch", "transformers"]
+
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 
 
 def make_folder(folder: Path, kind: str, **settings: Any) -> Path:
-    """A model with two key heads for four query heads, wide enough that its greedy text varies."""
+    """Save a model with two key heads for four query heads, wide enough that its greedy text varies."""
     tokenizer = make_tokenizer(TEMPLATE)
     shape = {
         "vocab_size": len(tokenizer),
@@ -43,7 +43,7 @@ def make_folder(folder: Path, kind: str, **settings: Any) -> Path:
 
 
 def make_gguf(folder: Path, file: Path) -> Path:
-    """The same weights for llama.cpp, in whose Llama the halves of each head of queries and keys are interleaved."""
+    """Save the same weights for llama.cpp, whose Llama interleaves the halves of each query and key head."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     config = model.config
     architecture = gguf.MODEL_ARCH[ARCHITECTURES[config.model_type]]
@@ -74,6 +74,7 @@ def make_gguf(folder: Path, file: Path) -> Path:
 
 
 def add_tokenizer(writer: Any, folder: Path) -> None:
+    """Add the folder's tokenizer to a GGUF file."""
     words = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     tokens = sorted(words["model"]["vocab"], key=words["model"]["vocab"].get)
     special = {token["content"]: token["id"] for token in words["added_tokens"]}

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.contract import BackendContract
+from helpers.endpoint import answer
 from helpers.loopback import Loopback, chat
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
-from test_openai import answer
 
 from memagent_integrations import Backend
 from memagent_integrations.langchain import ChatModelBackend

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.contract import ask
 from helpers.tiny_gguf import WINDOW, gguf, make_folder, make_gguf, torch, transformers
-from test_contract_transformers import PEFT_WARNS
+from helpers.tiny_model import PEFT_WARNS
 
 from memagent_integrations import Backend, Reader, UsageError, load_backend, policies
 from memagent_integrations.backends import embedded

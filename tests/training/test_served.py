@@ -22,7 +22,7 @@ from accelerate import Accelerator  # noqa: E402
 from carry_a_fact import PROMPTS, drawn, model_of  # noqa: E402
 from helpers.contract import ask  # noqa: E402
 from helpers.loopback import Loopback, Request, Response  # noqa: E402
-from test_contract_transformers import PEFT_WARNS  # noqa: E402
+from helpers.tiny_model import PEFT_WARNS  # noqa: E402
 
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError  # noqa: E402
 from memagent_integrations.reader import Reader  # noqa: E402

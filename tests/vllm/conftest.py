@@ -13,14 +13,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import vllm_env
 
 FOLDER = "MEMAGENT_VLLM_MODEL"
-WARNS = [  # what vLLM and the torch that it pins warn of by themselves
+WARNINGS = [  # of vLLM itself and of the torch that it pins
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
     "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
 ]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for line in WARNS:
+    for line in WARNINGS:
         config.addinivalue_line("filterwarnings", line)
 
 
@@ -35,6 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def missing() -> str | None:
+    """Return why these tests cannot run, or None."""
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:  # without an origin it is this folder
         return "vLLM is not installed here; scripts/test --vllm makes an environment for it"
@@ -48,7 +49,7 @@ def model() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def small_machine() -> Iterator[None]:
-    """vLLM with as much memory and as many threads as a small CPU machine has."""
+    """Give vLLM as much memory and as many threads as a small CPU machine has."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in vllm_env.environment().items():
             patch.setenv(name, value)

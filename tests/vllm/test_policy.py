@@ -1,4 +1,4 @@
-"""A policy as training leaves it, read with by transformers, by vLLM in this process, and by a vLLM server that has its adapter."""
+"""A policy that training saved, run by transformers, by vLLM in this process, and by a vLLM server with the adapter."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ DOCUMENT = "The harbour master noted the tide and the wind. " * 12
 
 @pytest.fixture(scope="module")
 def name(model: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A policy with an adapter of random weights, large enough to be seen."""
+    """Save a policy with an adapter of random weights, large enough to change the text."""
     config = peft.LoraConfig(r=12, lora_alpha=24, target_modules=LINEAR, task_type="CAUSAL_LM")
-    trained: Any = peft.get_peft_model(
-        transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32"), config
-    )
+    base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    trained: Any = peft.get_peft_model(base, config)
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for key, weights in trained.named_parameters():

@@ -1,4 +1,4 @@
-"""Rollouts from a real vLLM server whose adapter is swapped, beside what transformers computes with the same weights."""
+"""Rollouts from a real vLLM server whose adapter is swapped, compared with transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ from memagent_integrations.training.served import ServedSampler  # noqa: E402
 from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
 from memagent_integrations.training.trainer import Trainer  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing.:FutureWarning"
-)  # peft asks transformers for it
+# peft uses a deprecated name of transformers
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
 TEMPERATURE = 0.7  # at 1.0 the probabilities before and after temperature are the same
 SMALL: dict[str, Any] = {
     "steps": 2,
@@ -60,13 +59,13 @@ def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def policy(url: str, model: Path) -> Iterator[ServedSampler]:
-    with ServedSampler(model, base_url=url, temperature=TEMPERATURE, device="cpu") as made:
-        start(made, Settings(**SMALL))
-        yield made
+    with ServedSampler(model, base_url=url, temperature=TEMPERATURE, device="cpu") as sampler:
+        start(sampler, Settings(**SMALL))
+        yield sampler
 
 
 def adapt(policy: Sampler, seed: int) -> None:
-    """Another adapter of random weights, large enough to be seen."""
+    """Replace the adapter by random weights, large enough to change the text."""
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weights in policy.model.named_parameters():
@@ -75,32 +74,33 @@ def adapt(policy: Sampler, seed: int) -> None:
 
 
 def test_every_version_writes_with_its_own_weights(policy: ServedSampler) -> None:
-    """The same prompts each time: nothing of them may come from a cache that an earlier version filled."""
+    """The prompts are the same each time: no version may read a cache that an earlier version filled."""
     texts, cached, gaps = [], [], []
     for seed in (1, 2, 1):
         adapt(policy, seed)
         policy.publish()
         with policy.greedy():
-            likeliest = policy.complete_batch(PROMPTS)
-            here = Sampler.complete_batch(policy, PROMPTS)
-        assert [reply.output_ids for reply in likeliest] == [reply.output_ids for reply in here]  # type: ignore[union-attr]
-        texts.append([reply.text for reply in likeliest])  # type: ignore[union-attr]
-        said: list[Any] = policy.complete_batch(PROMPTS)
-        assert all(len(reply.output_ids) == len(reply.logprobs) for reply in said)
-        told = torch.cat(scores(policy.model, said, deal(said, 1, share=True)[0], temperature=TEMPERATURE, tokens=4096))
-        sampled = torch.cat([torch.tensor(reply.logprobs) for reply in said])
-        gaps.append(float((told - sampled).abs().max()))
-        cached.append(said[0].usage.cached_tokens)
+            by_server: list[Any] = policy.complete_batch(PROMPTS)
+            by_transformers: list[Any] = Sampler.complete_batch(policy, PROMPTS)
+        assert [reply.output_ids for reply in by_server] == [reply.output_ids for reply in by_transformers]
+        texts.append([reply.text for reply in by_server])
+        replies: list[Any] = policy.complete_batch(PROMPTS)
+        assert all(len(reply.output_ids) == len(reply.logprobs) for reply in replies)
+        batch = deal(replies, 1, share=True)[0]
+        computed = torch.cat(scores(policy.model, replies, batch, temperature=TEMPERATURE, tokens=4096))
+        sampled = torch.cat([torch.tensor(reply.logprobs) for reply in replies])
+        gaps.append(float((computed - sampled).abs().max()))
+        cached.append(replies[0].usage.cached_tokens)
     assert max(gaps) < 1e-3
     assert texts[0] == texts[2] != texts[1]
-    assert all(cached), "within a version the cache of prefixes is at work"
+    assert all(cached), "within a version the prefix cache is used"
 
 
 def test_the_end_of_the_text_is_among_the_tokens(policy: ServedSampler) -> None:
     with torch.no_grad():
         for name, weights in policy.model.named_parameters():
             if "lora_B" in name:
-                weights.zero_()  # the model as it was before
+                weights.zero_()  # restores the model without an adapter
     policy.publish()
     with policy.greedy():
         reply = policy.complete(ask("Say the word yes.", 60))
@@ -125,11 +125,11 @@ def test_a_training_on_what_the_server_writes(policy: ServedSampler, tmp_path: P
 
     numbers = count()
     reader = Reader(policy, chunk_tokens=80, memory_tokens=8, output_tokens=8)
-    trainer = Trainer(reader, draw, Settings(**SMALL), tmp_path, reward=lambda reading, asked: float(next(numbers) % 2))
-    told = list(trainer.train())
-    assert [line["failed"] for line in told] == [0, 0]
-    assert all(0 < line["gap"] < 1e-3 for line in told), told
-    assert all(line["gradient_norm"] > 0 for line in told), told
+    trainer = Trainer(reader, draw, Settings(**SMALL), tmp_path, reward=lambda reading, drawn: float(next(numbers) % 2))
+    metrics = list(trainer.train())
+    assert [line["failed"] for line in metrics] == [0, 0]
+    assert all(0 < line["gap"] < 1e-3 for line in metrics), metrics
+    assert all(line["gradient_norm"] > 0 for line in metrics), metrics
     assert policy.published
     assert policy.published.endswith("6"), "three for the first test, one for the second, and one for each batch"
 

@@ -1,4 +1,4 @@
-"""Both ways to vLLM against the real thing: its server through the endpoint backend, then its engine in this process."""
+"""Both ways to use vLLM: its server through the endpoint backend, and its engine in this process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SHARED = "The harbour master noted the tide and the wind. " * 60
 CPU = {"dtype": "float32", "enforce_eager": True}
 
 
-@pytest.fixture(scope="class")  # one after the other: each of them takes gigabytes
+@pytest.fixture(scope="class")  # not for the whole module: each of them takes gigabytes
 def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with vllm_env.server(model, log=tmp_path_factory.mktemp("server") / "log") as base_url:
         yield base_url
 
 
-@pytest.fixture(scope="class")  # one after the other: each of them takes gigabytes
+@pytest.fixture(scope="class")  # not for the whole module: each of them takes gigabytes
 def served(url: str) -> Iterator[Backend]:
     with load_backend("openai:smollm2", base_url=url, temperature=0.0) as backend:
         yield backend
@@ -46,9 +46,9 @@ class TestServer(BackendContract):
 
     def test_counts_as_the_models_own_tokenizer(self, backend: Backend, model: Path) -> None:
         transformers = pytest.importorskip("transformers")
-        own = ChatTokenizer(transformers.AutoTokenizer.from_pretrained(model))
+        tokenizer = ChatTokenizer(transformers.AutoTokenizer.from_pretrained(model))
         for text in (SCRIPTS, SHARED, "<|im_end|> \x00 \ud800", " "):
-            assert backend.count(text) == own.count(text)
+            assert backend.count(text) == tokenizer.count(text)
 
     def test_reports_what_it_took_from_the_cache(self, backend: Backend) -> None:
         backend.complete(ask(SHARED + "What did he note?", 2))
@@ -70,7 +70,7 @@ class TestServer(BackendContract):
             backend.complete(ask("word " * 9000))
 
 
-@pytest.fixture(scope="class")  # one after the other: each of them takes gigabytes
+@pytest.fixture(scope="class")  # not for the whole module: each of them takes gigabytes
 def in_process(model: Path) -> Iterator[Backend]:
     with load_backend(f"vllm:{model}", **CPU) as backend:
         yield backend
@@ -103,9 +103,8 @@ class TestInProcess(BackendContract):
 
     def test_a_prompt_and_its_output_share_the_window(self, backend: Backend) -> None:
         used = backend.template_tokens + backend.count("word " * 8000)
-        with pytest.raises(
-            ContextOverflow, match=rf"prompt {used} \+ output {8193 - used} = 8193 tokens, but the window holds 8192"
-        ):
+        overflow = rf"prompt {used} \+ output {8193 - used} = 8193 tokens, but the window holds 8192"
+        with pytest.raises(ContextOverflow, match=overflow):
             backend.complete(ask("word " * 8000, 8193 - used))
 
     def test_an_empty_prompt_is_refused(self, backend: Backend) -> None:
@@ -116,7 +115,7 @@ class TestInProcess(BackendContract):
         prompt = ask("Count from one to one hundred in words.", 60)
         stream = backend.stream(prompt)
         first = next(stream)
-        assert backend.complete(ask("Name three colours.", 12)).text, "a stream that waits holds nobody up"
+        assert backend.complete(ask("Name three colours.", 12)).text, "a waiting stream delays no other call"
         texts: dict[int, str] = {}
         threads = [
             threading.Thread(target=lambda n=n: texts.update({n: joined(backend.stream(prompt))[0]})) for n in range(3)
@@ -138,13 +137,14 @@ class TestInProcess(BackendContract):
         assert not engine.has_unfinished_requests()
 
     def test_a_refused_prompt_leaves_the_others_alone(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-        encode = backend._chat.encode  # type: ignore[attr-defined]
-        beyond = 10**9  # no token of this vocabulary
-        monkeypatch.setattr(
-            backend._chat,
-            "encode",
-            lambda prompt, window: [beyond] if prompt.max_tokens == 3 else encode(prompt, window),
-        )  # type: ignore[attr-defined]
+        chat: ChatTokenizer = backend._chat  # type: ignore[attr-defined]
+        encode = chat.encode
+
+        def encode_wrongly(prompt: Prompt, window: int | None) -> list[int]:
+            beyond_the_vocabulary = 10**9
+            return [beyond_the_vocabulary] if prompt.max_tokens == 3 else encode(prompt, window)
+
+        monkeypatch.setattr(chat, "encode", encode_wrongly)
         first, refused, last = backend.complete_batch([ask("Hello.", 4), ask("Hello.", 3), ask("Hello.", 4)])
         assert isinstance(refused, BackendError)
         assert isinstance(first, Reply)
@@ -155,7 +155,7 @@ class TestInProcess(BackendContract):
 
 
 def make_adapter(model: Path, folder: Path, *, module: str = "o_proj") -> Path:
-    """A LoRA adapter with random weights for one module of each layer."""
+    """Save a LoRA adapter with random weights for one module of each layer."""
     torch = pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors.torch")
     config = json.loads((model / "config.json").read_text())
@@ -183,21 +183,15 @@ def make_adapter(model: Path, folder: Path, *, module: str = "o_proj") -> Path:
 
 def test_an_adapter_changes_what_the_model_says(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = ask("Name three colours.")
-    options = CPU | {
-        "adapter": make_adapter(model, tmp_path / "adapter"),
-        "window": 512,
-        "temperature": 0.7,
-        "seed": 4,
-        "batch_size": 2,
-    }
-    with load_backend(f"vllm:{model}", **options) as adapted:
+    adapter = make_adapter(model, tmp_path / "adapter")
+    options = CPU | {"window": 512, "temperature": 0.7, "seed": 4, "batch_size": 2}
+    with load_backend(f"vllm:{model}", adapter=adapter, **options) as adapted:
         assert (adapted.window, adapted.batch_size) == (512, 2)
         reply = adapted.complete(prompt)
         assert adapted.complete(prompt).text == reply.text, "the seed makes it the same again"
         used = adapted.template_tokens + adapted.count("word " * 460)
-        assert adapted.complete(ask("word " * 460, 512 - used)).usage.prompt_tokens == used, (
-            "the window is used to its last token"
-        )
+        full = adapted.complete(ask("word " * 460, 512 - used))
+        assert full.usage.prompt_tokens == used, "the window is used to its last token"
         monkeypatch.setattr(adapted, "_adapter", None)
         assert adapted.complete(prompt).text != reply.text
     with pytest.raises(BackendError, match="is closed"):
@@ -207,7 +201,7 @@ def test_an_adapter_changes_what_the_model_says(model: Path, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"temperature": -1.0}, "temperature"),
         ({"top_p": 7.0}, "top_p"),
@@ -215,8 +209,8 @@ def test_an_adapter_changes_what_the_model_says(model: Path, tmp_path: Path, mon
         ({"window": 100_000}, "8192"),
     ],
 )
-def test_wrong_settings(model: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_wrong_settings(model: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         load_backend(f"vllm:{model}", **(CPU | options))
 
 

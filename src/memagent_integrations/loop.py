@@ -2,7 +2,7 @@
 
     turns = reading_loop(...)      yields a Prompt, is sent a Reply, returns a Reading
 
-A driver makes the calls. It never decides what becomes of a reply: that is done here and nowhere else.
+A driver makes the calls. It never decides what becomes of a reply: only the loop does.
 Source of the algorithm: MemAgent, arXiv:2507.02259, section 3.
 """
 
@@ -22,7 +22,7 @@ from memagent_integrations.tokens import Counter, cut
 
 Turns = Generator[Prompt, Reply, Reading]
 Call = Callable[[Prompt], Iterator[str | Reply]]
-"""Makes one call: yields pieces of the text if it streams, and the whole reply last."""
+"""Makes one call: yields the text in pieces if it streams, and the whole reply last."""
 AsyncCall = Callable[[Prompt], AsyncGenerator[str | Reply]]
 BatchCall = Callable[[Sequence[Prompt]], Sequence[Reply | MemAgentError]]
 
@@ -42,23 +42,35 @@ def reading_loop(
 ) -> Turns:
     """Read the chunks in order, then answer from the memory alone.
 
-    Yields one prompt a chunk and one for the answer. A part of a reading goes on from a `memory`, and numbers its steps from `first`; `chunks`
-    are None where it only answers, and without `answering` it ends with the last chunk, its answer empty. With `strict` a reply that is no memory
-    is an error, unless the server's filter withheld it, as it would the next time. A `MemAgentError` thrown in, or raised
-    by the chunks, ends the reading: it is returned with `error` set, and with the steps and the memory that it had. An error never becomes memory.
+    Yields one prompt for each chunk and one for the answer. A `MemAgentError` that is thrown in, or that the chunks
+    raise, ends the reading: it is returned with `error` set, and with the steps and the memory until then. An error
+    never becomes memory.
+
+    Args:
+        question: what to answer.
+        chunks: the chunks to read; None only answers from `memory`.
+        prompts: the templates.
+        budgets: the most tokens of a memory and of a reply.
+        count: the tokenizer's count.
+        model: the name for the reading to note.
+        memory: the memory to go on from.
+        first: the number of the first step.
+        answering: whether to answer; else the reading ends with the last chunk, its answer empty.
+        strict: whether a reply that holds no memory is an error, not a step that keeps the old memory. What the
+            server's content filter withheld is no error: it would withhold it again.
     """
     steps: list[Step] = []
-    noted, answer, failure = memory, None, None
+    answer, failure = None, None
     try:
         for index, chunk in enumerate(chunks or (), start=first):
             messages = prompts.update_messages(
-                question=question, memory=noted, section=chunk.text, memory_tokens=budgets.memory_tokens
+                question=question, memory=memory, section=chunk.text, memory_tokens=budgets.memory_tokens
             )
             reply = yield Prompt(
                 index=index, phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps)
             )
-            steps.append(_update(index, chunk, noted, reply, prompts, budgets, count))
-            noted = steps[-1].memory
+            steps.append(_update(index, chunk, memory, reply, prompts, budgets, count))
+            memory = steps[-1].memory
             if strict and steps[-1].outcome == "kept" and reply.finish_reason != "content_filter":
                 raise BackendError(
                     f"the model wrote no memory for section {index + 1}: its reply is empty or only thinking",
@@ -68,11 +80,11 @@ def reading_loop(
             raise EmptyDocument
         answer = ""
         if answering:
-            index, messages = first + len(steps), prompts.answer_messages(question=question, memory=noted)
+            index, messages = first + len(steps), prompts.answer_messages(question=question, memory=memory)
             reply = yield Prompt(
                 index=index, phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps)
             )
-            steps.append(_answered(index, noted, reply))
+            steps.append(_answered(index, memory, reply))
             answer = prompts.parse_answer(reply.text)
             if not answer:
                 raise BackendError(_no_answer(reply))
@@ -81,7 +93,7 @@ def reading_loop(
     return Reading(
         question=question,
         answer=answer,
-        memory=noted,
+        memory=memory,
         steps=tuple(steps),
         model=model,
         budgets=budgets,
@@ -110,7 +122,7 @@ def _answered(index: int, memory: str, reply: Reply) -> Step:
 def _update(
     index: int, chunk: Chunk, old: str, reply: Reply, prompts: PromptSet, budgets: Budgets, count: Counter
 ) -> Step:
-    """What the reply to a memory prompt makes of the memory."""
+    """Return the step that the reply to a memory prompt makes."""
     new, unchanged = prompts.parse_memory(reply.text)
     step = Step(
         index=index,
@@ -126,10 +138,10 @@ def _update(
         return _edited(step, reply.edited, budgets.memory_tokens, count(reply.edited))
     if unchanged or not new or reply.finish_reason == "content_filter":
         return step
-    fitted = cut(new, budgets.memory_tokens, count)
-    if not fitted.strip():  # not even its first character fits
+    memory = cut(new, budgets.memory_tokens, count)
+    if not memory.strip():  # not even its first character fits
         return step
-    return replace(step, memory=fitted, outcome="updated", cut=fitted != new or reply.finish_reason == "length")
+    return replace(step, memory=memory, outcome="updated", cut=memory != new or reply.finish_reason == "length")
 
 
 def _edited(step: Step, memory: str, limit: int, tokens: int) -> Step:
@@ -149,7 +161,10 @@ def _no_answer(reply: Reply) -> str:
 
 
 def advance(turns: Turns, reply: Reply | Exception | None) -> Prompt | Reading:
-    """Give the loop the reply (or the error) of its last prompt; get its next prompt, or the reading. An error that is none of ours is raised."""
+    """Send the loop the reply to its last prompt, or throw in the error; return its next prompt, or the reading.
+
+    A loop that has not begun is sent None. An error that is no `MemAgentError` is raised.
+    """
     try:
         if isinstance(reply, Exception):
             return turns.throw(reply)
@@ -160,7 +175,7 @@ def advance(turns: Turns, reply: Reply | Exception | None) -> Prompt | Reading:
 
 
 def exchange(prompt: Prompt) -> Generator[Prompt, Reply, Reply | MemAgentError]:
-    """For a generator around a loop: what its driver makes of a prompt. Errors that are none of ours are raised."""
+    """Yield a prompt to the driver, from a generator around a loop; return the reply, or the call's `MemAgentError`."""
     try:
         return (yield prompt)
     except MemAgentError as error:
@@ -168,21 +183,23 @@ def exchange(prompt: Prompt) -> Generator[Prompt, Reply, Reply | MemAgentError]:
 
 
 def step_made(state: Prompt | Reading, prompt: Prompt) -> Step | None:
-    """The step that the reply to a prompt became, where the loop is now in `state`; a failed call made none."""
+    """Return the step that the reply to `prompt` made, None if the call failed; `state` is what the loop gave next."""
     step = state.after if isinstance(state, Prompt) else _last(state.steps)
     return step if step and step.index == prompt.index else None
 
 
 class PendingCall:
-    """What one call brings: pieces of the answer on the way, and at the end the outcome to give to the loop."""
+    """A call in progress: its outcome for the loop and, with `prompts`, the text of the answer as it comes."""
 
-    def __init__(self, prompt: Prompt, prompts: PromptSet) -> None:
+    def __init__(self, prompt: Prompt, prompts: PromptSet | None) -> None:
         self.outcome: Reply | Exception = BackendError("the backend ended without a reply")
-        thinking = prompt.after is not None and opened_by_template(prompt.after.reply.text)
-        self._answer = AnswerStream(prompts, thinking=thinking) if prompt.phase == "answer" else None
+        self._answer: AnswerStream | None = None
+        if prompts and prompt.phase == "answer":
+            thinking = prompt.after is not None and opened_by_template(prompt.after.reply.text)
+            self._answer = AnswerStream(prompts, thinking=thinking)
 
     def take(self, piece: str | Reply) -> Iterator[str]:
-        """Take what the backend gives; yield what of the answer is certain by now."""
+        """Take a piece of the reply, or the whole; yield what is certain of the answer by now."""
         if isinstance(piece, Reply):
             self.outcome = piece
             if self._answer:
@@ -191,50 +208,56 @@ class PendingCall:
             yield from self._answer.feed(piece)
 
 
-def drive(turns: Turns, call: Call, prompts: PromptSet) -> Generator[Event]:
-    """Run a loop to its end. Yields each step when it is done, the answer's text as it comes, and the reading last."""
+def drive(turns: Turns, call: Call, prompts: PromptSet | None = None) -> Generator[Event]:
+    """Run a loop to its end: yield each step when it is done, and the reading last.
+
+    With `prompts`, which are those of the loop, it also yields the text of the answer as it comes.
+    """
     with closing(turns):  # however it ends, and whoever still holds the loop: a journal lets go of its run
         state = advance(turns, None)
         while isinstance(state, Prompt):
-            incoming = PendingCall(state, prompts)
+            pending = PendingCall(state, prompts)
             try:
                 for piece in (state.recorded,) if state.recorded else call(state):
-                    yield from incoming.take(piece)
+                    yield from pending.take(piece)
             except Exception as error:
-                incoming.outcome = error
-            state = advance(turns, incoming.outcome)
+                pending.outcome = error
+            state = advance(turns, pending.outcome)
             yield from _new_step(state)
         yield state
 
 
 async def adrive(
-    turns: Turns, call: AsyncCall, prompts: PromptSet, chunks: AsyncChunks | None = None
+    turns: Turns, call: AsyncCall, prompts: PromptSet | None = None, chunks: AsyncChunks | None = None
 ) -> AsyncGenerator[Event]:
-    """`drive`, async. The loop itself (tokenizing, reading of sync documents) runs in a thread; async `chunks` are awaited and closed here."""
-    turn = threading.Lock()  # a cancelled reading leaves before the thread does that advances its loop
+    """`drive`, async. The loop itself (tokenizing, reading sync documents) runs in a thread.
+
+    Async `chunks`, if the loop reads such, are awaited and closed here.
+    """
+    lock = threading.Lock()  # a cancelled reading may go on while the thread still advances its loop
     try:
-        state = await _aadvance(turns, None, chunks, turn)
+        state = await _aadvance(turns, None, chunks, lock)
         while isinstance(state, Prompt):
-            incoming, left = PendingCall(state, prompts), False
+            pending, leaving = PendingCall(state, prompts), False
             try:
-                async with aclosing(_given(state.recorded) if state.recorded else call(state)) as pieces:
+                async with aclosing(_at_once(state.recorded) if state.recorded else call(state)) as pieces:
                     async for piece in pieces:
-                        for text in incoming.take(piece):
-                            left = True
+                        for text in pending.take(piece):
+                            leaving = True
                             yield text
-                            left = False
+                            leaving = False
             except Exception as error:
-                if left:  # it is closing the call that failed: nobody takes what would come of it
+                if leaving:  # the caller has left, and closing the call failed: nobody takes another event
                     raise
-                incoming.outcome = error
-            state = await _aadvance(turns, incoming.outcome, chunks, turn)
+                pending.outcome = error
+            state = await _aadvance(turns, pending.outcome, chunks, lock)
             for step in _new_step(state):
                 yield step
         yield state
     finally:
         if chunks:
             await chunks.aclose()
-        closing = asyncio.create_task(asyncio.to_thread(_close, turns, turn))
+        closing = asyncio.create_task(asyncio.to_thread(_close, turns, lock))
         try:
             await asyncio.shield(closing)
         finally:
@@ -244,7 +267,7 @@ async def adrive(
 def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Generator[tuple[int, Step | Reading]]:
     """Run many loops side by side, at most `size` at a time, their prompts answered together.
 
-    Yields (number of the loop, step or reading) as they come. One loop's failure does not touch the others.
+    Yields (number of the loop, step or reading) as they come. A loop that fails leaves the others untouched.
     """
     waiting = enumerate(loops)
     active: dict[int, tuple[Turns, Prompt]] = {}
@@ -275,7 +298,7 @@ def _batches(
 
 
 class AsyncChunks:
-    """Chunks of an async document, each fetched before the turn that needs it, so that the loop, which is synchronous, finds it there."""
+    """Chunks of an async document for the loop, which is synchronous: each is fetched before the turn that needs it."""
 
     def __init__(self, source: AsyncGenerator[Chunk]) -> None:
         self._source = source
@@ -283,7 +306,7 @@ class AsyncChunks:
         self._next: Chunk | MemAgentError | None = None
 
     async def fetch(self) -> None:
-        """Make sure that `next` has something to give, if there is anything left."""
+        """Fetch the chunk that `next` will return, if there is one left."""
         if self._next is None:
             try:
                 self._next = await anext(self._source, None)
@@ -302,30 +325,30 @@ class AsyncChunks:
         return item
 
 
-async def _given(reply: Reply) -> AsyncGenerator[Reply]:
+async def _at_once(reply: Reply) -> AsyncGenerator[Reply]:
     yield reply
 
 
 async def _aadvance(
-    turns: Turns, reply: Reply | Exception | None, chunks: AsyncChunks | None, turn: threading.Lock
+    turns: Turns, reply: Reply | Exception | None, chunks: AsyncChunks | None, lock: threading.Lock
 ) -> Prompt | Reading:
     if chunks and not isinstance(reply, Exception):  # a failed call does not wait for text
         await chunks.fetch()
 
-    def take_turn() -> Prompt | Reading:
-        with turn:
+    def locked_advance() -> Prompt | Reading:
+        with lock:
             return advance(turns, reply)
 
-    return await asyncio.to_thread(take_turn)
+    return await asyncio.to_thread(locked_advance)
 
 
-def _close(turns: Turns, turn: threading.Lock) -> None:
-    with turn:
+def _close(turns: Turns, lock: threading.Lock) -> None:
+    with lock:
         turns.close()
 
 
 def _new_step(state: Prompt | Reading) -> Iterator[Step]:
-    """The step that has just been made, if any: a failed call makes none."""
+    """Yield the step that has just been made: none if the call failed."""
     if isinstance(state, Prompt):
         if state.after:
             yield state.after

@@ -25,12 +25,14 @@ from memagent_integrations import BackendError, ContextOverflow, MissingExtra, S
 from memagent_integrations.calls import Calls, Limits
 from memagent_integrations.chunking import Chunker
 from memagent_integrations.evaluation.baselines import NAMES, Contestant, Outcome, make
-from memagent_integrations.evaluation.baselines.base import Model, Terms
+from memagent_integrations.evaluation.baselines.base import Model
 from memagent_integrations.evaluation.baselines.bm25 import Passages, excerpts, nearest, words
 from memagent_integrations.evaluation.baselines.cut import MARK, ends
 from memagent_integrations.evaluation.baselines.langchain import ChatModel
 from memagent_integrations.evaluation.baselines.llama_index import LLM
 from memagent_integrations.evaluation.samples import Sample
+from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import NO_USAGE, Budgets, Prompt, Reply, Usage
 
 QUESTION = "What is the code of the north gate?"
@@ -412,8 +414,8 @@ def test_a_crash_of_a_framework_is_told_in_its_own_words() -> None:
 
 def test_the_wrapped_models_honour_an_output_limit() -> None:
     backend = ScriptedBackend(wordy, window=WINDOW)
-    terms = Terms(backend=backend, budgets=BUDGETS, window=WINDOW, calls=Calls(Limits()))
-    model = Model(terms)
+    prompts, calls = PromptSet.default(), Calls(Limits())
+    model = Model(Setup(backend=backend, calls=calls, prompts=prompts, budgets=BUDGETS, window=WINDOW))
     llm, chat = LLM(model=model), ChatModel(model=model)
     llm.chat(
         [ChatMessage(role="system", content="Be short."), ChatMessage(role="user", content="Say it.")], max_tokens=7

@@ -1,4 +1,4 @@
-"""Readings that are killed at any instant: nothing is lost, and nothing is read twice but what was in flight."""
+"""Readings that are killed at any instant lose nothing, and only the call in flight is made twice."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from pathlib import Path
 from memagent_integrations import Reader
 url, journal, document, question = sys.argv[1:]
 options = {"base_url": url + "/v1", "tokenizer": "approximate"}
-Reader("openai:m", chunk_tokens=400, memory_tokens=60, journal=journal, backend_options=options).read(question, Path(document))
+reader = Reader("openai:m", chunk_tokens=400, memory_tokens=60, journal=journal, backend_options=options)
+reader.read(question, Path(document))
 """
 
 
 def reply(prompt: str) -> str:
-    """Tells what it was made from, so that a wrong memory shows in all that follow."""
+    """Return a digest of the prompt, so that a wrong memory shows in all later ones."""
     return f"note {hashlib.sha256(prompt.encode()).hexdigest()[:12]}"
 
 
@@ -91,4 +92,4 @@ def test_killed_readings_go_on(tmp_path: Path) -> None:
             counts = [number for prompt, number in asked.items() if question(run) in prompt]
             assert len(counts) == CALLS
             assert sorted(counts)[:-1] == [1] * (CALLS - 1), "no step was called twice"
-            assert max(counts) <= 2, "but the one in flight"
+            assert max(counts) <= 2, "except the one in flight"

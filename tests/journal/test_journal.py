@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from memagent_integrations import BackendError, Journal, PromptSet, Reader, RunPaused, ScriptedBackend, UsageError
 from memagent_integrations.errors import JournalError, JournalMismatch
-from memagent_integrations.records import Prompt, Reading, Reply, Step
+from memagent_integrations.records import Prompt, Reading, Step
 
 DOCUMENT = "".join(f"Line {n} of a document that is long enough. " for n in range(100))  # five chunks of 220
 CHUNKS = 5
@@ -29,7 +29,7 @@ QUESTION = "Why?"
 
 
 def notes(prompt: Prompt) -> str:
-    """Every memory tells what it was made from, so that a wrong memory shows in all that follow."""
+    """Write the memory before into each memory, so that a wrong one shows in all later ones."""
     before = prompt.messages[0].content.rpartition("<memory>\n")[2].partition("\n")[0]
     return f"{prompt.phase} {prompt.index} after [{before[:60]}]"
 
@@ -95,7 +95,7 @@ async def test_all_ways_of_reading_go_on_alike(file: Path) -> None:
     assert await subjects[4].aread_many([(QUESTION, stream())]) == [PLAIN]
     steps: list[int] = []
     subjects[5].read(QUESTION, DOCUMENT, progress=lambda step: steps.append(step.index))
-    assert steps == list(range(CHUNKS + 1)), "what is recorded is told too"
+    assert steps == list(range(CHUNKS + 1)), "recorded steps are reported too"
     for subject in subjects:
         assert calls(subject) == [3, 4, 5]
         *again, reading = subject.stream(QUESTION, DOCUMENT)
@@ -118,7 +118,7 @@ def test_runs_are_told_apart_by_question_settings_prompts_and_document(file: Pat
 
 
 @pytest.mark.parametrize(
-    ("changed", "question", "document", "said"),
+    ("changed", "question", "document", "message"),
     [
         ({}, QUESTION, DOCUMENT[:3000] + "x" + DOCUMENT[3000:], "step 3 has another text now"),
         ({}, QUESTION, DOCUMENT[: len(DOCUMENT) // 2], "has another text now"),
@@ -134,14 +134,14 @@ def test_runs_are_told_apart_by_question_settings_prompts_and_document(file: Pat
     ],
 )
 def test_what_changed_is_named_and_the_journal_is_left_alone(
-    file: Path, changed: dict[str, Any], question: str, document: str, said: str
+    file: Path, changed: dict[str, Any], question: str, document: str, message: str
 ) -> None:
     with Journal(file) as journal:
         with pytest.raises(BackendError):
             reader(journal, broken_at(4)).read(QUESTION, DOCUMENT, run="mine")
         before = journal.reading("mine")
         subject = reader(journal, **changed)
-        with pytest.raises(JournalMismatch, match=said):
+        with pytest.raises(JournalMismatch, match=message):
             subject.read(question, document, run="mine")
         assert calls(subject) == []
         assert journal.reading("mine").steps == before.steps
@@ -184,7 +184,7 @@ async def test_equal_jobs_are_read_once(file: Path, batch_size: int) -> None:
 
 
 async def test_a_reading_that_is_over_has_let_go_of_its_run(file: Path) -> None:
-    """Even while its traceback is held, as in an except block or in a notebook."""
+    """Even while the traceback is still referenced, as in an except block or in a notebook."""
     begun = threading.Event()
 
     def slow(prompt: Prompt) -> str:
@@ -245,7 +245,7 @@ def test_a_run_is_read_by_one_at_a_time(file: Path) -> None:
 
 
 def test_an_unnamed_run_that_is_being_read_is_no_obstacle(file: Path) -> None:
-    """What it begins alike is told only when it has been read: another document, or the same once more."""
+    """Two documents that begin alike differ only later, or not at all: until then both have their own run."""
     with Journal(file) as journal:
         events = reader(journal).stream(QUESTION, DOCUMENT)
         next(events)
@@ -296,8 +296,8 @@ def test_a_person_edits_the_memory_and_reads_on(file: Path) -> None:
         assert journal.reading("mine") == PLAIN, "nothing recorded is changed"
         assert journal.edit("mine", 2, memory="another") == "mine.2"
         assert journal.edit(branch, 4, memory="deeper", name="deep") == "deep"
-        told = {run.name: (run.parent, run.parent_step, run.finished) for run in journal.runs()}
-        assert told == {
+        branches = {run.name: (run.parent, run.parent_step, run.finished) for run in journal.runs()}
+        assert branches == {
             "mine": (None, None, True),
             "mine.1": ("mine", 2, True),
             "mine.2": ("mine", 2, False),
@@ -480,7 +480,7 @@ def test_what_is_recorded_can_be_seen_while_it_is_read(file: Path) -> None:
             if isinstance(event, Reading):
                 break
             if not isinstance(event, str):
-                assert onlooker.reading("mine").steps[-1] == event, "a step is recorded before it is told"
+                assert onlooker.reading("mine").steps[-1] == event, "a step is recorded before it is reported"
         assert onlooker.reading("mine") == PLAIN
         (run,) = onlooker.runs()
         assert run.finished
@@ -510,13 +510,13 @@ def test_files_that_are_no_journal(tmp_path: Path) -> None:
     database.close()
     (tmp_path / "text.txt").write_text("some text " * 1000)
     before = foreign.read_bytes()
-    for path, said in [
+    for path, message in [
         (foreign, "of another program"),
         (tmp_path / "text.txt", "not a database"),
         (tmp_path, "unable to open"),
         (Path("a\0b"), "null|NUL"),
     ]:
-        with pytest.raises(JournalError, match=said):
+        with pytest.raises(JournalError, match=message):
             Journal(path)
     assert foreign.read_bytes() == before
     with Journal(tmp_path / "new.db") as journal:
@@ -605,7 +605,7 @@ ACTIONS = st.lists(
 def test_any_sequence_of_crash_resume_edit_and_branch(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, int]]
 ) -> None:
-    """Each run ends as one that was never interrupted would have, from its own edits, and no step of it is called twice."""
+    """Each run ends like one that was never interrupted and had the same edits; no step of it is called twice."""
     path = tmp_path_factory.mktemp("journal") / "runs.db"
     journal, edits, called = Journal(path), {"run": {}}, {"run": []}  # type: ignore[var-annotated]
 
@@ -619,9 +619,9 @@ def test_any_sequence_of_crash_resume_edit_and_branch(
             called[name] += [index for index in calls(subject) if index != stop]
 
     def expected(changes: dict[int, str]) -> Reading:
-        script = lambda prompt: (
-            Reply(text=changes[prompt.index], finish_reason="edited") if prompt.index in changes else notes(prompt)
-        )  # noqa: E731
+        def script(prompt: Prompt) -> str:
+            return changes.get(prompt.index) or notes(prompt)
+
         return Reader(ScriptedBackend(script), chunk_tokens=220, memory_tokens=60).read(QUESTION, DOCUMENT)
 
     for action, step, pick in actions:

@@ -100,7 +100,7 @@ def test_what_becomes_of_a_reply(reply: str | Reply, outcome: str, memory: str, 
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "message"),
     [
         ("", "no answer"),
         ("<think>hm</think>", "no answer"),
@@ -108,8 +108,8 @@ def test_what_becomes_of_a_reply(reply: str | Reply, outcome: str, memory: str, 
         (Reply(text="", finish_reason="content_filter"), "content filter"),
     ],
 )
-def test_an_empty_answer_is_an_error(reply: str | Reply, said: str) -> None:
-    with pytest.raises(BackendError, match=said) as caught:
+def test_an_empty_answer_is_an_error(reply: str | Reply, message: str) -> None:
+    with pytest.raises(BackendError, match=message) as caught:
         reader(["memory", reply]).read("q", "short")
     assert caught.value.reading is not None
     assert caught.value.reading.memory == "memory"
@@ -141,7 +141,7 @@ def test_a_question_beyond_its_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (
             {"window": 500},
@@ -152,9 +152,9 @@ def test_a_question_beyond_its_budget() -> None:
         ({"chunk_tokens": 9000}, "but the window holds 8192"),
     ],
 )
-def test_budgets_are_checked_before_the_first_call(settings: dict[str, Any], said: str) -> None:
+def test_budgets_are_checked_before_the_first_call(settings: dict[str, Any], message: str) -> None:
     subject = reader(**settings)
-    with pytest.raises(ContextOverflow, match=said):
+    with pytest.raises(ContextOverflow, match=message):
         subject.read("q", DOCUMENT)
     assert prompts_of(subject) == []
 
@@ -177,7 +177,7 @@ def test_the_window_holds_every_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"chunk_tokens": 0}, "chunk_tokens has to be a whole number"),
         ({"memory_tokens": -1}, "memory_tokens"),
@@ -193,8 +193,8 @@ def test_the_window_holds_every_prompt() -> None:
         ),
     ],
 )
-def test_settings_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         reader(**settings)
 
 
@@ -205,6 +205,43 @@ def test_a_window_given_by_hand() -> None:
         Reader(ScriptedBackend(notes, window=8192), window=2000).read("q", DOCUMENT)
     with pytest.raises(UsageError, match="backend_options are for a model given by name"):
         Reader(ScriptedBackend(notes), backend_options={"seed": 1})
+
+
+class CountingBackend(ScriptedBackend):
+    """Notes the texts that it counts; `before_the_first_prompt` are those of a reading's beginning."""
+
+    def __init__(self) -> None:
+        super().__init__(notes)
+        self.counted: list[str] = []
+        self.before_the_first_prompt: list[str] = []
+
+    def count(self, text: str) -> int:
+        self.counted.append(text)
+        return super().count(text)
+
+    def complete(self, prompt: Prompt) -> Reply:
+        if prompt.phase == "memory":
+            self.before_the_first_prompt = list(self.counted)
+        self.counted = []
+        return super().complete(prompt)
+
+
+async def test_a_reading_counts_no_text_twice_before_its_first_prompt() -> None:
+    """With many endpoints a count is a call to the server."""
+    backend = CountingBackend()
+    subject = Reader(backend)
+    assert subject.read("Why?", "A short document.").answer
+    question, *templates, chunk = backend.before_the_first_prompt
+    assert (question, len(templates), len(set(templates)), chunk) == ("Why?", 3, 3, "A short document.")
+    backend.counted.clear()
+    assert subject.read("Why?", "Another document.").answer
+    assert backend.before_the_first_prompt == ["Why?", "Another document."], "the templates are counted once"
+    backend.counted.clear()
+    assert (await subject.aread("Who?", "Another document.")).answer
+    assert backend.before_the_first_prompt == ["Who?", "Another document."]
+    backend.counted.clear()
+    assert subject.plan("Who?", "Another document.").chunks == 1
+    assert backend.counted == ["Who?", "Another document."]
 
 
 def test_models_that_are_none() -> None:
@@ -535,7 +572,7 @@ async def test_jobs_that_are_no_pairs(jobs: Any) -> None:
 
 
 class Source:
-    """An async document that can tell how much of it was read, and whether it was closed."""
+    """An async document that notes how much of it was read, and whether it was closed."""
 
     def __init__(self) -> None:
         self.taken, self.closed = 0, False
@@ -780,7 +817,7 @@ def test_a_reader_closes_what_it_opened() -> None:
 
 
 def in_parts(reader: Reader, document: str) -> tuple[str, str, list[Step]]:
-    """A reading by somebody who keeps the memory: chunk by chunk, then the answer."""
+    """Read chunk by chunk, keeping the memory, then answer; return the memory, the answer and the steps."""
     memory, steps = "", []
     for chunk in reader.chunks(document):
         memory = reader.memorize("What is noted?", chunk, memory=memory, progress=steps.append).memory
@@ -798,13 +835,13 @@ async def test_a_reading_in_parts_is_the_reading() -> None:
     memory, answer, steps = in_parts(reader, document)
     assert (memory, answer) == (whole.memory, whole.answer)
     assert [(step.span, step.memory) for step in steps] == [(step.span, step.memory) for step in whole.steps[:-1]]
-    told: list[Step] = []
+    reported: list[Step] = []
     for reading in (
-        reader.memorize("What is noted?", document, progress=told.append),
+        reader.memorize("What is noted?", document, progress=reported.append),
         await reader.amemorize("What is noted?", document),
     ):
         assert (reading.memory, reading.answer, reading.steps) == (whole.memory, "", whole.steps[:-1])
-    assert tuple(told) == whole.steps[:-1]
+    assert tuple(reported) == whole.steps[:-1]
     assert (await reader.aanswer("What is noted?", memory)).answer == whole.answer
 
     async def pages() -> AsyncIterator[str]:
@@ -844,14 +881,14 @@ async def test_steps_of_a_part_are_numbered_on() -> None:
 
 
 async def test_progress_may_be_async() -> None:
-    told: list[int] = []
+    reported: list[int] = []
 
     async def progress(step: Step) -> None:
         await asyncio.sleep(0)
-        told.append(step.index)
+        reported.append(step.index)
 
     await reader().aread("q", DOCUMENT, progress=progress)
-    assert told == [0, 1, 2, 3, 4]
+    assert reported == [0, 1, 2, 3, 4]
 
 
 def test_a_part_may_be_strict() -> None:
@@ -882,7 +919,7 @@ def test_a_changed_reader_shares_what_its_calls_need() -> None:
 
 def test_an_embedded_model_brings_budgets_that_suit_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "memagent_integrations.reader.reader.load_backend", lambda name, **options: ScriptedBackend(notes)
+        "memagent_integrations.reader.setup.load_backend", lambda name, **options: ScriptedBackend(notes)
     )
     assert Reader("smollm2").budgets == Budgets(memory_tokens=256, output_tokens=256)
     assert Reader("smollm2", memory_tokens=500).budgets.memory_tokens == 500

@@ -1,62 +1,226 @@
-"""The jobs of many readings: which of them are the same, and what is told of their progress."""
+"""Readings run to their end: one, or many side by side, with equal jobs read once and shared documents cut once."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from contextlib import aclosing, closing
 from functools import partial
+from inspect import isawaitable
 from typing import Any
 
-from memagent_integrations.errors import UsageError
+from memagent_integrations.documents import is_async
+from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.journal import Journal
-from memagent_integrations.records import Reading, Step
+from memagent_integrations.loop import Turns, adrive, drive, drive_batch
+from memagent_integrations.reader.setup import Setup
+from memagent_integrations.records import Chunk, Event, Reading, Step
 
 Progress = Callable[[Step], None]
 AsyncProgress = Callable[[Step], Awaitable[None] | None]
 ManyProgress = Callable[[int, Step], None]
 Job = tuple[str, Any]
 """A question and the document to read for it."""
+Start = Callable[[str, Iterable[Chunk], Any], Turns]
+"""Makes the loop of a reading from the question, the chunks and the document."""
 
 
 class UniqueJobs:
-    """The jobs of `read_many` to be read: with a journal equal ones are one run, which is read once."""
+    """The jobs to read: with a journal, equal jobs are one run, which is read once."""
 
     def __init__(self, jobs: Iterable[Job], journal: Journal | None) -> None:
-        first: dict[Any, int] = {}
         self.jobs: list[Job] = []
-        self._numbers: list[int] = []  # which job each of the distinct ones was
-        self._places: list[int] = []  # which of the distinct ones each job is
+        self._numbers: list[int] = []  # of each unique job: its number among all jobs
+        self._positions: list[int] = []  # of each of all jobs: its position among the unique ones
+        known: dict[Any, int] = {}
         try:
             for number, (question, document) in enumerate(jobs):
-                key = (
-                    (question, document if isinstance(document, str) else id(document))
-                    if journal and isinstance(question, str)
-                    else number
-                )
-                if key not in first:
-                    first[key] = len(self.jobs)
+                key: Any = number
+                if journal and isinstance(question, str):
+                    key = (question, document if isinstance(document, str) else id(document))
+                if key not in known:
+                    known[key] = len(self.jobs)
                     self.jobs.append((question, document))
                     self._numbers.append(number)
-                self._places.append(first[key])
+                self._positions.append(known[key])
         except (TypeError, ValueError) as error:
             raise UsageError(f"the jobs have to be (question, document) pairs ({error})") from error
 
     def spread(self, readings: Sequence[Reading]) -> list[Reading]:
-        """A reading for each of the jobs."""
-        return [readings[place] for place in self._places]
+        """Return a reading for each of all jobs, from those of the unique ones."""
+        return [readings[position] for position in self._positions]
 
-    def numbered(self, progress: ManyProgress | None) -> ManyProgress | None:
-        """The progress, told the numbers of the jobs."""
-        return (lambda place, step: progress(self._numbers[place], step)) if progress else None
+    def renumbered(self, progress: ManyProgress | None) -> ManyProgress | None:
+        """Return the progress function for the unique jobs, from the one for all jobs."""
+        return (lambda position, step: progress(self._numbers[position], step)) if progress else None
 
 
-def numbered(number: int, progress: ManyProgress | None) -> Progress | None:
-    """The progress of one job."""
+class SharedChunks:
+    """Chunks that several loops read in several threads: each is made once, and kept until all loops are done."""
+
+    def __init__(self, source: Iterator[Chunk]) -> None:
+        self._source = source
+        self._chunks: list[Chunk] = []
+        self._end: StopIteration | MemAgentError | None = None
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for number in itertools.count():
+            with self._lock:
+                if number == len(self._chunks) and not self._end:
+                    self._fetch()
+                if number == len(self._chunks):
+                    if isinstance(self._end, MemAgentError):
+                        raise self._end
+                    return
+                chunk = self._chunks[number]
+            yield chunk
+
+    def _fetch(self) -> None:
+        try:
+            self._chunks.append(next(self._source))
+        except (StopIteration, MemAgentError) as end:
+            self._end = end
+
+
+def finish(
+    setup: Setup, turns: Turns, progress: Progress | None = None, cancelled: threading.Event | None = None
+) -> Reading:
+    """Run a loop to its end and return the reading.
+
+    Raises:
+        CancelledError: `cancelled` has been set.
+    """
+    with closing(drive(turns, partial(setup.complete, cancelled=cancelled))) as events:
+        for event in events:
+            if isinstance(event, Reading):
+                return event
+            if cancelled and cancelled.is_set():
+                raise CancelledError
+            if progress and isinstance(event, Step):
+                progress(event)
+    raise AssertionError("a driver ends with a reading")
+
+
+async def afinish(driver: AsyncGenerator[Event], progress: AsyncProgress | None = None) -> Reading:
+    """Take the events of `adrive` to the last one and return it, the reading."""
+    async with aclosing(driver) as events:
+        async for event in events:
+            if isinstance(event, Reading):
+                return event
+            if progress and isinstance(event, Step) and isawaitable(waiting := progress(event)):
+                await waiting
+    raise AssertionError("a driver ends with a reading")
+
+
+def read_jobs(
+    setup: Setup,
+    start: Start,
+    jobs: Sequence[Job],
+    progress: ManyProgress | None,
+    cancelled: threading.Event | None = None,
+) -> list[Reading]:
+    """Return a reading for each job, in the backend's batches or in threads; once `cancelled` is set, make no call."""
+    cancelled = cancelled or threading.Event()
+    sources = _shared_chunks(jobs, setup)
+    loops = [
+        start(question, setup.checked(question, source), document)
+        for (question, document), source in zip(jobs, sources, strict=True)
+    ]
+    read = _read_in_batches if setup.backend.batch_size > 1 else _read_in_threads
+    return read(setup, loops, progress, cancelled)
+
+
+async def aread_jobs(setup: Setup, start: Start, jobs: Sequence[Job], progress: ManyProgress | None) -> list[Reading]:
+    """`read_jobs`, async: batches are read in a thread, other jobs in tasks. If one raises, all are cancelled."""
+    if setup.backend.batch_size > 1 and not any(is_async(document) for _, document in jobs):
+        cancelled = threading.Event()
+        try:
+            return await asyncio.to_thread(read_jobs, setup, start, jobs, progress, cancelled)
+        finally:
+            cancelled.set()
+    sources, free = _shared_chunks(jobs, setup), asyncio.Semaphore(setup.backend.concurrency)
+
+    async def read(number: int) -> Reading:
+        question, document = jobs[number]
+        async with free:
+            fetched = setup.fetched(question, document)
+            turns = start(question, fetched or setup.checked(question, sources[number]), document)
+            return await afinish(adrive(turns, setup.acomplete, chunks=fetched), _of_job(number, progress))
+
+    tasks = [asyncio.create_task(read(number)) for number in range(len(jobs))]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _read_in_batches(
+    setup: Setup, loops: Sequence[Turns], progress: ManyProgress | None, cancelled: threading.Event
+) -> list[Reading]:
+    complete = partial(setup.calls.complete_batch, setup.backend)
+    readings: dict[int, Reading] = {}
+    with closing(drive_batch(loops, complete, setup.backend.batch_size)) as events:
+        for number, event in events:
+            if cancelled.is_set():
+                break
+            if isinstance(event, Reading):
+                readings[number] = event
+            elif progress:
+                progress(number, event)
+    return [readings[number] for number in sorted(readings)]
+
+
+def _read_in_threads(
+    setup: Setup, loops: Sequence[Turns], progress: ManyProgress | None, cancelled: threading.Event
+) -> list[Reading]:
+    progress = _one_at_a_time(progress)
+    pool = ThreadPoolExecutor(setup.backend.concurrency)
+    try:
+        tasks = [
+            pool.submit(finish, setup, turns, _of_job(number, progress), cancelled)
+            for number, turns in enumerate(loops)
+        ]
+        for task in as_completed(tasks):
+            task.result()
+        return [task.result() for task in tasks]
+    finally:
+        cancelled.set()  # an interrupt, or a progress function that raises, does not wait for what is running
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _shared_chunks(jobs: Sequence[Job], setup: Setup) -> list[Iterable[Chunk]]:
+    """Return the chunks of each job's document; a document of several jobs is cut once.
+
+    Raises:
+        UsageError: an async iterator, which can be read once, stands in several jobs.
+    """
+    uses = Counter(id(document) for _, document in jobs)
+    shared: dict[int, SharedChunks] = {}
+    for _, document in jobs:
+        if uses[id(document)] == 1:
+            continue
+        if isinstance(document, AsyncIterator):
+            raise UsageError("an async iterator can be read once; collect it before reading it for several questions")
+        if id(document) not in shared:
+            shared[id(document)] = SharedChunks(setup.chunks(document))
+    return [shared.get(id(document)) or setup.chunks(document) for _, document in jobs]
+
+
+def _of_job(number: int, progress: ManyProgress | None) -> Progress | None:
+    """Return the progress function of one job."""
     return partial(progress, number) if progress else None
 
 
-def one_at_a_time(progress: ManyProgress | None) -> ManyProgress | None:
-    """The progress, told by one thread at a time."""
+def _one_at_a_time(progress: ManyProgress | None) -> ManyProgress | None:
+    """Return the progress function, called by one thread at a time."""
     if not progress:
         return None
     lock = threading.Lock()

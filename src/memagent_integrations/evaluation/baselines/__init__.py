@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.calls import Calls, Limits
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
-from memagent_integrations.evaluation.baselines.base import Baseline, Contestant, Outcome, Terms
+from memagent_integrations.evaluation.baselines.base import Baseline, Contestant, Outcome
 from memagent_integrations.prompts import PromptSet
-from memagent_integrations.reader.setup import DEFAULT_WINDOW
+from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import Budgets
 
 __all__ = ["NAMES", "Contestant", "Outcome", "make"]
@@ -34,7 +35,7 @@ NAMES = (
     "bm25:K",
     *list(_KINDS)[4:],
 )
-"""The names that `make` accepts. K is a number of passages (5 for plain `bm25`). A comma separates memagent's options."""
+"""The names that `make` accepts. K is a number of passages, 5 for plain `bm25`; commas separate memagent's options."""
 
 
 def make(
@@ -64,8 +65,11 @@ def make(
         raise
     except ImportError as error:
         raise MissingExtra.extra(package or str(error.name), "eval") from error
-    calls = Calls(Limits())
-    window = window or calls.query(backend, lambda: backend.window) or DEFAULT_WINDOW
-    return cls(
-        spec, options, Terms(backend=backend, budgets=budgets or Budgets(), window=window, calls=calls, prompts=prompts)
+    setup = Setup(
+        backend=backend,
+        calls=Calls(Limits()),
+        prompts=prompts or PromptSet.default(),
+        budgets=budgets or Budgets(),
+        window=window,
     )
+    return cls(spec, options, replace(setup, window=setup.resolve_window()))  # asked once, not for every sample

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from memagent_integrations.backends import Backend
-from memagent_integrations.calls import Calls
 from memagent_integrations.errors import (
     BackendError,
     ContextOverflow,
@@ -20,8 +19,9 @@ from memagent_integrations.errors import (
     UsageError,
 )
 from memagent_integrations.evaluation.samples import Sample
-from memagent_integrations.prompts import MARGIN, PromptSet, strip_thinking
-from memagent_integrations.records import NO_USAGE, Budgets, Message, Prompt, Reading, Reply, Usage
+from memagent_integrations.prompts import MARGIN, strip_thinking
+from memagent_integrations.reader.setup import Setup
+from memagent_integrations.records import NO_USAGE, Message, Prompt, Reading, Reply, Usage
 from memagent_integrations.sanitize import neutralise
 
 CALLS_PER_PART = 10
@@ -63,22 +63,6 @@ class Contestant(Protocol):
         """Answer a sample. Failures of the model or the reader are outcomes; mistakes of the caller are raised."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What all readers have in common, and the prompts of the MemAgent among them, where a policy has its own."""
-
-    backend: Backend
-    budgets: Budgets
-    window: int
-    calls: Calls
-    prompts: PromptSet | None = None
-
-    @property
-    def output(self) -> int:
-        """Most tokens of an answer."""
-        return self.budgets.output("answer")
-
-
 class Meter(Backend):
     """A backend that passes every call on to another one and adds up calls, tokens and seconds."""
 
@@ -109,12 +93,13 @@ class Meter(Backend):
 class Model:
     """The model, as a reader uses it for one answer: every call is checked against the window, and thinking is removed.
 
-    `call_limit`, where set, is the largest number of calls.
+    `window` is the window, `output` the most tokens of an answer; `call_limit`, where set, the largest number of calls.
     """
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
-        self.meter = Meter(terms.backend)
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.window, self.output = setup.resolve_window(), setup.budgets.output("answer")
+        self.meter = Meter(setup.backend)
         self.call_limit: int | None = None
         self._cached_count = lru_cache(maxsize=2**15)(self._count)
 
@@ -131,11 +116,11 @@ class Model:
             ContextOverflow: nothing fits.
         """
         used = self._size(messages) + MARGIN
-        free = self.terms.window - used - (1 + answers) * self.terms.output
+        free = self.window - used - (1 + answers) * self.output
         if free <= 0:
             raise ContextOverflow(
-                f"question and template have {used} tokens, and {1 + answers} x {self.terms.output} are for answers: "
-                f"a window of {self.terms.window} leaves no room for text"
+                f"question and template have {used} tokens, and {1 + answers} x {self.output} are for answers: "
+                f"a window of {self.window} leaves no room for text"
             )
         return free
 
@@ -152,20 +137,20 @@ class Model:
                 "the answers do not become shorter"
             )
         safe = tuple(replace(message, content=neutralise(message.content)) for message in messages)
-        max_tokens = min(limit or self.terms.output, self.terms.output)
+        max_tokens = min(limit or self.output, self.output)
         size = self._size(safe)
-        if size + max_tokens > self.terms.window:
+        if size + max_tokens > self.window:
             raise ContextOverflow(
-                f"a prompt of {size} tokens and {max_tokens} of output do not fit the window of {self.terms.window}"
+                f"a prompt of {size} tokens and {max_tokens} of output do not fit the window of {self.window}"
             )
         prompt = Prompt(index=self.meter.calls, phase="answer", messages=safe, max_tokens=max_tokens)
-        return strip_thinking(self.terms.calls.complete(self.meter, prompt).text)
+        return strip_thinking(self.setup.calls.complete(self.meter, prompt).text)
 
     def _size(self, messages: Sequence[Message]) -> int:
         return sum(self.count(message.content) + self.meter.template_tokens for message in messages)
 
     def _count(self, text: str) -> int:
-        return self.terms.calls.count(self.terms.backend, neutralise(text))
+        return self.setup.calls.count(self.setup.backend, neutralise(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +165,8 @@ class Answer:
 class Baseline(ABC):
     """Base class of the compared readers. `options` is the part of the reader's name after the colon."""
 
-    def __init__(self, name: str, options: str, terms: Terms) -> None:
-        self.name, self.terms = name, terms
+    def __init__(self, name: str, options: str, setup: Setup) -> None:
+        self.name, self.setup = name, setup
         self.configure(options)
 
     def configure(self, options: str) -> None:
@@ -199,7 +184,7 @@ class Baseline(ABC):
 
     def answer(self, sample: Sample) -> Outcome:
         """Answer a sample; an empty answer is a failure."""
-        model, answer, error, passing, reading = Model(self.terms), None, None, False, None
+        model, answer, error, passing, reading = Model(self.setup), None, None, False, None
         try:
             answer = self.find_answer(sample, model)
             if not answer.text.strip():

@@ -53,8 +53,8 @@ class BM25(Baseline):
         size = min(PASSAGE_TOKENS, room // self.k)
         if size < _MIN_PASSAGE_TOKENS:
             raise ContextOverflow(
-                f"{self.k} passages do not fit: the window of {self.terms.window} leaves room for "
-                f"{max(room, 0)} tokens of text"
+                f"{self.k} passages do not fit: "
+                f"the window of {model.window} leaves room for {max(room, 0)} tokens of text"
             )
         passages = Passages(sample.question, sample.document(), Chunker(model.count, size))
         extents = nearest(sample.question, passages, self.k)

@@ -103,8 +103,8 @@ class MapReduce(_Chain):
 
     def load(self, llm: ChatModel) -> Any:
         """Return the chain; its extracts together may fill the window."""
-        terms = llm.model.terms
-        token_max = terms.window - terms.output - 2 * terms.backend.template_tokens - MARGIN
+        model = llm.model
+        token_max = model.window - model.output - 2 * model.meter.template_tokens - MARGIN
         return _load(llm, self.chain_type, token_max=token_max)
 
     def prompts(self, chain: Any) -> list[tuple[BasePromptTemplate[Any], int]]:

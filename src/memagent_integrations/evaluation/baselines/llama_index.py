@@ -34,9 +34,11 @@ class LLM(CustomLLM):
     @property
     def metadata(self) -> LLMMetadata:
         """Return the window and the size of an answer."""
-        terms = self.model.terms
         return LLMMetadata(
-            context_window=terms.window, num_output=terms.output, is_chat_model=True, model_name=terms.backend.name
+            context_window=self.model.window,
+            num_output=self.model.output,
+            is_chat_model=True,
+            model_name=self.model.meter.name,
         )
 
     @llm_chat_callback()

@@ -17,7 +17,7 @@ _NO_CHANGE = "no-change"
 class MemAgent(Baseline):
     """Reads section by section and answers from the memory. Options: a layout, "no-change", or both, comma-separated.
 
-    Without options it has the prompts of `Terms`: a policy's.
+    Without options it has the prompts of the setup, which may be a policy's.
     """
 
     def configure(self, options: str) -> None:
@@ -27,16 +27,17 @@ class MemAgent(Baseline):
             UsageError: an option is unknown, or the budgets do not fit the window.
         """
         selected = set(options.split(",")) - {""}
-        layouts = [layout for layout in get_args(Layout) if layout in selected]
+        layouts: list[Layout] = [layout for layout in get_args(Layout) if layout in selected]
         known = (*get_args(Layout), _NO_CHANGE)
         if len(layouts) > 1 or not selected <= set(known):
             raise UsageError(
                 f"unknown reader {self.name!r}; memagent takes one layout, {_NO_CHANGE}, or both ({', '.join(known)})"
             )
-        prompts = PromptSet.default(layout=layouts[0] if layouts else "section-first", no_change=_NO_CHANGE in selected)
-        if not selected and self.terms.prompts:
-            prompts = self.terms.prompts
-        self._reader = Reader(self.terms.backend, prompts=prompts, window=self.terms.window, **vars(self.terms.budgets))
+        prompts = self.setup.prompts
+        if selected:
+            no_change = _NO_CHANGE in selected
+            prompts = PromptSet.default(layout=layouts[0] if layouts else "section-first", no_change=no_change)
+        self._reader = Reader(self.setup.backend, prompts=prompts, window=self.setup.window, **vars(self.setup.budgets))
         try:
             self._reader.plan("?", "?")
         except ContextOverflow as error:  # report it once, not for every sample

@@ -12,13 +12,15 @@ DataDir = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Folder of data sets; else they are downloaded.", show_default=False),
 ]
-Chunk = Annotated[
+ChunkTokens = Annotated[
     int | None, typer.Option(metavar="N", help="Most tokens of the document in one prompt [5000].", show_default=False)
 ]
-Memory = Annotated[int | None, typer.Option(metavar="N", help="Most tokens of the memory [1024].", show_default=False)]
-Written = Annotated[
+MemoryTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Most tokens of the memory [1024].", show_default=False)
+]
+OutputTokens = Annotated[
     int | None,
-    typer.Option("--output-tokens", metavar="N", help="Most tokens that a call may write.", show_default=False),
+    typer.Option(metavar="N", help="Most tokens that a call may write.", show_default=False),
 ]
 Window = Annotated[
     int | None, typer.Option(metavar="N", help="The model's context window, in tokens.", show_default=False)
@@ -31,3 +33,7 @@ Tokenizer = Annotated[
 ]
 Temperature = Annotated[float | None, typer.Option(metavar="X", help="Sampling temperature.", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+JournalFile = Annotated[Path, typer.Option("--journal", metavar="FILE", help="The journal.", show_default=False)]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="Name of a run, as `memagent runs list` shows it.", show_default=False)
+]

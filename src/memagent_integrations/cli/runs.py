@@ -1,4 +1,4 @@
-"""The part of the command line that looks into a journal: `memagent runs`."""
+"""`memagent runs`: list, show, export, edit, pause and delete the runs of a journal."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from memagent_integrations.cli import options
 from memagent_integrations.cli.streams import printable
 from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
-from memagent_integrations.records import Reading
 
-JournalFile = Annotated[Path, typer.Option("--journal", metavar="FILE", help="The journal.", show_default=False)]
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="Name of a run, as `memagent runs list` shows it.", show_default=False)
-]
 _Memory = Annotated[
     str,
     typer.Option(
@@ -41,30 +37,32 @@ runs_app = typer.Typer(
 )
 
 
-def opened(journal: Path, *, readonly: bool = False) -> Journal:
-    """The journal in a file that is there."""
+def open_journal(journal: Path, *, readonly: bool = False) -> Journal:
+    """Open the journal in a file that has to exist."""
     if not journal.is_file():
         raise UsageError(f"there is no journal {journal}")
     return Journal(journal, readonly=readonly)
 
 
 def is_part_of(file: Path, journal: Path) -> bool:
-    """Whether a file is a journal's own, under whatever name."""
-    parts = (journal.with_name(journal.name + ending) for ending in ("", "-wal", "-shm"))
-    return any(part.exists() and file.exists() and file.samefile(part) for part in parts)
+    """Whether a file is the journal's database or one of its side files, under whatever name."""
+    parts = (journal.with_name(journal.name + suffix) for suffix in ("", "-wal", "-shm"))
+    return file.exists() and any(part.exists() and file.samefile(part) for part in parts)
 
 
 @runs_app.command("list", short_help="List the runs.")
-def list_runs(journal: JournalFile) -> None:
-    """List the runs of a journal, oldest first: a table on a terminal, else a line a run with tabs between the columns."""
+def list_runs(journal: options.JournalFile) -> None:
+    """List the runs of a journal, oldest first.
+
+    On a terminal it is a table, elsewhere a line for each run with tabs between the columns.
+    """
     rows = []
-    with opened(journal, readonly=True) as records:
+    with open_journal(journal, readonly=True) as records:
         for run in records.runs():
             branch = f"{run.parent} after {run.parent_step}" if run.parent else ""
             question = printable(" ".join(run.question.split()))
-            rows.append(
-                (run.name, str(run.steps), run.state, run.model, f"{run.created:%Y-%m-%d %H:%M}", branch, question)
-            )
+            begun = f"{run.created:%Y-%m-%d %H:%M}"
+            rows.append((run.name, str(run.steps), run.state, run.model, begun, branch, question))
     console = Console(highlight=False)
     if not console.is_terminal:
         for row in (_COLUMNS, *rows):
@@ -77,27 +75,26 @@ def list_runs(journal: JournalFile) -> None:
 
 
 @runs_app.command("show", short_help="Show the memory after every step of a run.")
-def show_run(journal: JournalFile, run: RunName) -> None:
+def show_run(journal: options.JournalFile, run: options.RunName) -> None:
     """Show a run: its question, the memory after every step, the answer."""
-    with opened(journal, readonly=True) as records:
+    with open_journal(journal, readonly=True) as records:
         reading = records.reading(run)
     typer.echo(printable(f"question: {reading.question}"))
     for step in reading.steps:
         if step.phase == "memory":
             where = f"characters {step.span.start:,}-{step.span.end:,}" if step.span else ""
-            typer.echo(
-                f"\n-- step {step.index}, {where}: {step.outcome}{', cut' if step.cut else ''}\n{printable(step.memory)}"
-            )
+            outcome = f"{step.outcome}, cut" if step.cut else step.outcome
+            typer.echo(f"\n-- step {step.index}, {where}: {outcome}\n{printable(step.memory)}")
     typer.echo(printable(f"\nanswer: {reading.answer}" if reading.answer else f"\n{reading.error}"))
 
 
 @runs_app.command("export", short_help="Write a run as JSON.")
-def export_run(journal: JournalFile, run: RunName, output: _Output = None) -> None:
+def export_run(journal: options.JournalFile, run: options.RunName, output: _Output = None) -> None:
     """Write what is recorded of a run as JSON, as `memagent read --json` writes it."""
     if output and is_part_of(output, journal):
         raise UsageError(f"the export would overwrite the journal: {output}")
-    with opened(journal, readonly=True) as records:
-        reading: Reading = records.reading(run)
+    with open_journal(journal, readonly=True) as records:
+        reading = records.reading(run)
     if output:
         reading.save(output)
     else:
@@ -105,22 +102,30 @@ def export_run(journal: JournalFile, run: RunName, output: _Output = None) -> No
 
 
 @runs_app.command("edit", short_help="Change the memory after a step, in a new branch.")
-def edit_run(journal: JournalFile, run: RunName, step: _Step, memory: _Memory, branch: _As = None) -> None:
-    """Make a branch of a run with another memory after a step, and write the branch's name; `memagent runs resume` goes on with it."""
+def edit_run(
+    journal: options.JournalFile, run: options.RunName, step: _Step, memory: _Memory, branch: _As = None
+) -> None:
+    """Make a branch of a run with another memory after a step, and write the branch's name.
+
+    `memagent runs resume` goes on with it.
+    """
     text = typer.get_text_stream("stdin").read() if memory == "-" else memory
-    with opened(journal) as records:
+    with open_journal(journal) as records:
         typer.echo(records.edit(run, step, memory=text, name=branch))
 
 
 @runs_app.command("pause", short_help="Stop a reading after its current step.")
-def pause_run(journal: JournalFile, run: RunName) -> None:
-    """Stop the reading of a run, in whatever process, after its current step; `memagent runs resume` goes on."""
-    with opened(journal) as records:
+def pause_run(journal: options.JournalFile, run: options.RunName) -> None:
+    """Stop the reading of a run, in whatever process, after its current step.
+
+    `memagent runs resume` goes on with it.
+    """
+    with open_journal(journal) as records:
         records.pause(run)
 
 
 @runs_app.command("delete", short_help="Remove a run.")
-def delete_run(journal: JournalFile, run: RunName) -> None:
+def delete_run(journal: options.JournalFile, run: options.RunName) -> None:
     """Remove a run from the journal; its branches stay."""
-    with opened(journal) as records:
+    with open_journal(journal) as records:
         records.delete(run)

@@ -1,4 +1,4 @@
-"""The process and its streams, as the command line wants them: a signal is an exception, and what cannot be told costs no answer."""
+"""Signals and standard streams: SIGTERM raises an exception, and an unwritable standard error costs no answer."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from unicodedata import category
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would take for an order."""
+    """Return the text with U+FFFD in place of what a terminal would take for a command."""
     return "".join(
         char if char.isprintable() or char in "\n\t" or category(char) == "Zs" else "\ufffd" for char in text
     )
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM. Whatever cleans up after Ctrl-C cleans up after it as well."""
+    """The process got SIGTERM. Whatever cleans up after Ctrl-C cleans up after this as well."""
 
 
-class Expendable:
-    """A stream that takes all that is written. When the stream behind it fails, the rest goes nowhere."""
+class BestEffortStream:
+    """A stream whose writes never fail: once the stream behind it fails, the rest is dropped."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or do not."""
+        """Write the text, or drop it if the stream fails."""
         try:
             return self._stream.write(text)
         except OSError:
@@ -39,7 +39,7 @@ class Expendable:
             return len(text)
 
     def flush(self) -> None:
-        """Flush, or do not."""
+        """Flush, or give the stream up if that fails."""
         try:
             self._stream.flush()
         except OSError:
@@ -50,21 +50,22 @@ class Expendable:
 
 
 def abandon(stream: TextIO) -> None:
-    """Let what is still to be written go nowhere, Python's last flush included: what it would be written to is gone or full."""
+    """Send what is still to be written to the null device, Python's last flush included: its target is gone or full."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """SIGTERM raises an exception, as Ctrl-C does."""
+def sigterm_raises() -> Iterator[None]:
+    """Have SIGTERM raise `Terminated` in the main thread, as Ctrl-C raises KeyboardInterrupt."""
 
     def stop(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice; the second must not cut off the saving
         raise Terminated("terminated")
 
-    ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # else whoever started this process wants something else
-    if not ours or threading.current_thread() is not threading.main_thread():
+    # any other handler was set on purpose by whoever started this process
+    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not is_default or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGTERM, stop)
@@ -75,15 +76,15 @@ def stoppable() -> Iterator[None]:
 
 
 @contextmanager
-def standard_error() -> Iterator[None]:
-    """Nothing that is told on the way, and cannot be, costs the answer."""
+def best_effort_stderr() -> Iterator[None]:
+    """Keep a closed, full or narrow standard error from costing the answer."""
     before = sys.stderr
-    if before is None:  # the next file to be opened would get its number, and what C code tells
+    if before is None:  # the next file opened would get descriptor 2, and with it what C code writes there
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         sys.stderr = os.fdopen(2, "w", closefd=False)
     elif isinstance(before, io.TextIOWrapper):
         before.reconfigure(errors="replace")
-    sys.stderr = cast(TextIO, Expendable(sys.stderr))
+    sys.stderr = cast(TextIO, BestEffortStream(sys.stderr))
     try:
         yield
     finally:

@@ -1,16 +1,16 @@
 
-// The page while a server stands behind it: `page.js` shows a reading, this gets it, follows it and steers it.
-const given = new URLSearchParams(location.hash.slice(1)).get("token");
-if (given) {
-  sessionStorage.setItem("token", given);
+// The page as a server sends it: `page.js` shows a reading; this script fetches it, follows it and changes its run.
+const token = new URLSearchParams(location.hash.slice(1)).get("token");
+if (token) {
+  sessionStorage.setItem("token", token);
   history.replaceState(null, "", location.pathname + location.search);
 }
 let runs = [];
-let listed; // the runs as the picker shows them
+let listed; // the labels that the picker shows
 let run = null;
 let editing = false;
-let drafts = {}; // of memories, by their place: looking at another step loses none
-let asked = 0; // counts the runs that were chosen: an answer about another one comes too late
+let drafts = {}; // edited memories by their position: looking at another step loses none
+let choice = 0; // counts the runs that were chosen: an answer about an earlier one comes too late
 
 const bar = element("div");
 bar.id = "live";
@@ -54,7 +54,7 @@ async function change(what, body) {
   note.textContent = "";
   try {
     const answer = await ask(`/api/${what}`, body);
-    await follow(asked);
+    await follow(choice);
     return answer;
   } catch (error) {
     note.textContent = error.message;
@@ -63,37 +63,38 @@ async function change(what, body) {
 }
 
 async function choose(name) {
-  asked += 1;
+  choice += 1;
   [run, editing, drafts, note.textContent] = [null, false, {}, ""];
   const url = new URL(location.href);
   url.searchParams.set("run", name);
   url.hash = "";
   history.replaceState(null, "", url);
   scrollTo(0, 0);
-  await follow(asked);
+  await follow(choice);
 }
 
-async function follow(turn) {
+async function follow(expected) {
   const name = run ? run.name : new URLSearchParams(location.search).get("run");
   const have = run ? run.steps : 0;
   const answer = await ask(`/api/run?${new URLSearchParams({ name, have })}`);
-  if (turn !== asked) return;
-  if (answer.run.steps < have || (run && run.created !== answer.run.created)) { // another run has got the name
+  if (expected !== choice) return;
+  if (answer.run.steps < have || (run && run.created !== answer.run.created)) { // the name belongs to another run now
     run = null;
-    return follow(turn);
+    return follow(expected);
   }
   take(answer, have);
 }
 
-function take({ run: found, reading: news }, have) {
-  if (run && (run.steps !== have)) return; // two answers to the same question
+function take({ run: latest, reading: news }, have) {
+  if (run && (run.steps !== have)) return; // the second answer to the same request
   const last = !reading || !run || current === reading.steps.length - 1;
-  run = found;
+  run = latest;
   if (news && have === 0) load(news);
   else if (news) {
     append(news.steps);
     const sum = (a, b) => (a === null || b === null ? null : a + b);
-    const [tokens, seconds] = [reading.tokens.map((count, kind) => sum(count, news.tokens[kind])), reading.seconds + news.seconds];
+    const tokens = reading.tokens.map((count, kind) => sum(count, news.tokens[kind]));
+    const seconds = reading.seconds + news.seconds;
     reading = { ...news, ...(run.finished ? {} : { tokens, seconds }), steps: reading.steps };
     head();
   }
@@ -108,37 +109,37 @@ function take({ run: found, reading: news }, have) {
   pausing.disabled = run.state !== "reading";
   if (run.failure && run.state !== "paused") note.textContent = run.failure;
   if (news && reading.steps.length && last && !editing) {
-    const place = have === 0 ? Number(location.hash.slice(1)) - 1 : -1;
-    show(place >= 0 && place < reading.steps.length ? place : reading.steps.length - 1);
+    const linked = have === 0 ? Number(location.hash.slice(1)) - 1 : -1;
+    show(linked >= 0 && linked < reading.steps.length ? linked : reading.steps.length - 1);
   }
 }
 
-whenShown = (place, focus) => {
-  if (focus) history.replaceState(null, "", `#${place + 1}`);
+whenShown = (position, focus) => {
+  if (focus) history.replaceState(null, "", `#${position + 1}`);
   editing = false;
-  const step = reading.steps[place];
+  const step = reading.steps[position];
   const acts = element("div");
   acts.id = "acts";
   acts.append(
-    act("Edit the memory", "", () => edit(place)), // with what was written before, if it was left
+    act("Edit the memory", "", () => edit(position)), // with the draft, if there is one
     act("Branch from here", "", () => branch(step, null)),
   );
   document.querySelector("#step .memory").after(acts);
 };
 
-function edit(place) {
+function edit(position) {
   editing = true;
-  const step = reading.steps[place];
+  const step = reading.steps[position];
   const text = element("textarea");
   text.id = "memory";
-  text.value = drafts[place] ?? memory(step);
-  text.addEventListener("input", () => { drafts[place] = text.value; });
-  text.setAttribute("aria-label", `Memory after chunk ${place + 1}`);
+  text.value = drafts[position] ?? memory(step);
+  text.addEventListener("input", () => { drafts[position] = text.value; });
+  text.setAttribute("aria-label", `Memory after chunk ${position + 1}`);
   const acts = element("div");
   acts.id = "acts";
   acts.append(
     act("Continue with this memory", "first", () => branch(step, text.value)),
-    act("Cancel", "", () => { delete drafts[place]; show(place); }),
+    act("Cancel", "", () => { delete drafts[position]; show(position); }),
   );
   byId("acts").remove();
   document.querySelector("#step .memory").replaceWith(text, acts);
@@ -146,11 +147,11 @@ function edit(place) {
 }
 
 async function branch(step, changed) {
-  const made = await change("branch", { name: run.name, step: step.index, memory: changed });
-  if (!made) return;
-  await choose(made.name);
+  const answer = await change("branch", { name: run.name, step: step.index, memory: changed });
+  if (!answer) return;
+  await choose(answer.name);
   await list();
-  await change("resume", { name: made.name });
+  await change("resume", { name: answer.name });
 }
 
 async function list() {
@@ -160,10 +161,10 @@ async function list() {
     option.value = each.name;
     return option;
   });
-  const told = options.map((option) => option.textContent).join("\n");
-  if (told !== listed && document.activeElement !== picker) {
-    picker.replaceChildren(...options); // not while somebody chooses, and not for nothing
-    listed = told;
+  const labels = options.map((option) => option.textContent).join("\n");
+  if (labels !== listed && document.activeElement !== picker) {
+    picker.replaceChildren(...options); // only when they changed, and never while somebody chooses
+    listed = labels;
   }
   if (run) picker.value = run.name;
 }
@@ -172,12 +173,12 @@ async function tick() {
   try {
     await list();
     if (!run && runs.length) {
-      const wished = new URLSearchParams(location.search).get("run");
-      const name = runs.some((each) => each.name === wished) ? wished : runs[runs.length - 1].name;
-      if (name !== wished) await choose(name);
-      else await follow(asked);
+      const linked = new URLSearchParams(location.search).get("run");
+      const name = runs.some((each) => each.name === linked) ? linked : runs[runs.length - 1].name;
+      if (name !== linked) await choose(name);
+      else await follow(choice);
       picker.value = name;
-    } else if (run) await follow(asked);
+    } else if (run) await follow(choice);
     if (note.dataset.lost) [note.textContent, note.dataset.lost] = ["", ""];
     if (!runs.length) byId("question").textContent = "There are no runs in this journal yet.";
   } catch (error) {

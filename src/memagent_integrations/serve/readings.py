@@ -1,4 +1,4 @@
-"""The runs of a journal that are read on in this process, each in a thread of its own."""
+"""Runs of a journal that this process goes on reading, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Resume = Callable[[Journal, str], Reader]
 
 
 class BackgroundReadings:
-    """Starts readings, and tells how those ended that failed. They are left to themselves when the process ends: the journal has their steps."""
+    """Starts readings and keeps the errors of those that failed.
+
+    The threads are daemons: when the process ends they end too, and the journal has their steps.
+    """
 
     def __init__(self, journal: Journal, resume: Resume) -> None:
         self._journal, self._resume = journal, resume
@@ -27,7 +30,7 @@ class BackgroundReadings:
         """Go on with a run.
 
         Raises:
-            UsageError: it is finished, it is being read, or nobody knows the files that it reads.
+            UsageError: it is finished, it is being read, or the journal does not know which files it reads.
         """
         run = self._journal.run(name)
         if run.finished:
@@ -44,11 +47,11 @@ class BackgroundReadings:
             self._threads[name].start()
 
     def reads(self, name: str) -> bool:
-        """Whether a run is read here, or its model is being loaded."""
+        """Whether this process reads the run, or is loading its model."""
         return name in self._threads and self._threads[name].is_alive()
 
     def failure(self, name: str) -> str | None:
-        """Why the last reading of a run here came to no end."""
+        """The error that ended the last reading of a run in this process, if it failed."""
         return self._failures.get(name)
 
     def _read(self, run: Run) -> None:
@@ -59,6 +62,6 @@ class BackgroundReadings:
             return
         except MemAgentError as error:
             self._failures[run.name] = str(error)
-        except Exception as error:  # whatever the model's library raises: the page is where somebody sees it
+        except Exception as error:  # anything that the model's library raises; the page shows it
             self._failures[run.name] = f"{type(error).__name__}: {error}"
             raise

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 from memagent_integrations.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from memagent_integrations.training import export as export
+    from memagent_integrations.training import metrics as metrics
+    from memagent_integrations.training import plots as plots
+    from memagent_integrations.training import recipe as recipe
     from memagent_integrations.training.losses import Clip
     from memagent_integrations.training.mixture import Drawn, Mixture
     from memagent_integrations.training.recipe import Recipe
@@ -42,23 +46,24 @@ _HOMES = {
     "Trainer": "trainer",
     "warm_start": "warmstart",
 }
+_MODULES = ("export", "metrics", "plots", "recipe")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(part(_HOMES[name]), name)
+if not TYPE_CHECKING:  # with a `__getattr__` mypy would accept any name
 
+    def __getattr__(name: str) -> Any:
+        """Import what is asked for when it is first used: most of this package needs torch.
 
-def part(module: str) -> Any:
-    """A module of this package, most of which need torch: whoever does not train does without.
-
-    Raises:
-        MissingExtra: a package of the extra "train" is not installed.
-    """
-    try:
-        return importlib.import_module(f"{__name__}.{module}")
-    except ImportError as error:
-        if isinstance(error, MissingExtra) or (error.name or "").startswith("memagent_integrations"):
-            raise
-        raise MissingExtra.extra(error.name or str(error), "train") from error
+        Raises:
+            MissingExtra: a package of the extra "train" is not installed.
+        """
+        module = name if name in _MODULES else _HOMES.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            imported = importlib.import_module(f"{__name__}.{module}")
+        except ImportError as error:
+            if isinstance(error, MissingExtra) or (error.name or "").startswith("memagent_integrations"):
+                raise
+            raise MissingExtra.extra(error.name or str(error), "train") from error
+        return imported if name in _MODULES else getattr(imported, name)

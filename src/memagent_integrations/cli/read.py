@@ -1,0 +1,319 @@
+"""`memagent read` and `memagent runs resume`: read files for a question and write the answer."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+
+from memagent_integrations.backends import embedded
+from memagent_integrations.calls import Limits
+from memagent_integrations.checks import drop_none
+from memagent_integrations.cli import models, options
+from memagent_integrations.cli.progress import ReadingProgress
+from memagent_integrations.cli.runs import is_part_of, open_journal
+from memagent_integrations.cli.watch import WatchedReading
+from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
+from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader import Reader
+from memagent_integrations.records import Layout, Plan, Reading, Step
+
+_STDIN = "-"
+
+_Files = Annotated[
+    list[str],
+    typer.Argument(metavar="FILE...", help="Text files, read in this order; - is standard input.", show_default=False),
+]
+_OptionalFiles = Annotated[
+    list[str] | None, typer.Argument(metavar="[FILE...]", help="Text files; - is standard input.", show_default=False)
+]
+_Question = Annotated[str, typer.Option("--question", "-q", help="What to answer.", show_default=False)]
+_Model = Annotated[
+    str, typer.Option(help="smollm2, openai:NAME, llamacpp:FILE.gguf, transformers:NAME, vllm:NAME or policy:DIR.")
+]
+_OutputTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Most tokens the model may write in one call, thinking included.", show_default=False
+    ),
+]
+_QuestionTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Most tokens of the question [1024].", show_default=False)
+]
+_OverlapTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Tokens that a chunk repeats of the one before [0].", show_default=False)
+]
+_Layout = Annotated[Layout | None, typer.Option(help="Order of the blocks in a prompt.", show_default=False)]
+_Prompts = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Take the prompts from a file of MemAgent's reference code.", show_default=False),
+]
+_Stream = Annotated[bool, typer.Option("--stream", help="Write the answer as the model gives it.")]
+_Json = Annotated[bool, typer.Option("--json", help="Write the whole reading as JSON in place of the answer.")]
+_Trace = Annotated[
+    Path | None,
+    typer.Option(metavar="OUT.json", help="Save the reading; what there is of it if it fails.", show_default=False),
+]
+_Plan = Annotated[bool, typer.Option("--plan", help="Only tell what the reading would take.")]
+_Watch = Annotated[bool, typer.Option("--watch", help="Show the memory as it changes.")]
+_CallTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Give up a call that takes longer; it is repeated.", show_default=False),
+]
+_RunTimeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="Give up the reading when it takes longer.", show_default=False)
+]
+_Journal = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Record every step in this file, and go on from what it holds.", show_default=False
+    ),
+]
+_Run = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The reading's name in the journal.", show_default=False)
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a command shows of a reading, and how."""
+
+    stream: bool
+    as_json: bool
+    trace: Path | None
+    watch: bool
+    quiet: bool
+
+
+def read(
+    files: _Files,
+    question: _Question,
+    model: _Model = "smollm2",
+    chunk_tokens: options.ChunkTokens = None,
+    memory_tokens: options.MemoryTokens = None,
+    output_tokens: _OutputTokens = None,
+    question_tokens: _QuestionTokens = None,
+    overlap_tokens: _OverlapTokens = None,
+    window: options.Window = None,
+    layout: _Layout = None,
+    prompts: _Prompts = None,
+    base_url: options.BaseUrl = None,
+    tokenizer: options.Tokenizer = None,
+    temperature: options.Temperature = None,
+    stream: _Stream = False,
+    as_json: _Json = False,
+    trace: _Trace = None,
+    journal: _Journal = None,
+    run: _Run = None,
+    call_timeout: _CallTimeout = None,
+    run_timeout: _RunTimeout = None,
+    plan: _Plan = False,
+    watch: _Watch = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Read FILE... for a question and write the answer to standard output."""
+    output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
+    _check(files, output, plan=plan, journal=journal)
+    if run is not None and not journal:
+        raise UsageError("--run names a reading in a journal; give --journal too")
+    make_reader = partial(
+        Reader,
+        model,
+        prompts=PromptSet.from_reference(prompts) if prompts else None,
+        layout=layout,
+        chunk_tokens=chunk_tokens,
+        memory_tokens=memory_tokens,
+        output_tokens=output_tokens,
+        question_tokens=question_tokens,
+        overlap_tokens=overlap_tokens,
+        limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
+        backend_options=drop_none(window=window, base_url=base_url, tokenizer=tokenizer, temperature=temperature),
+    )
+    if plan:
+        _fetch(model, quiet=quiet)
+        with make_reader() as reader:
+            _show(reader.plan(question, _document(files)), as_json=as_json)
+    else:
+        _answer(partial(make_reader, journal=journal), model, question, files, run, output)
+
+
+def resume(
+    journal: options.JournalFile,
+    run: options.RunName,
+    files: _OptionalFiles = None,
+    window: options.Window = None,
+    base_url: options.BaseUrl = None,
+    stream: _Stream = False,
+    as_json: _Json = False,
+    trace: _Trace = None,
+    call_timeout: _CallTimeout = None,
+    run_timeout: _RunTimeout = None,
+    watch: _Watch = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Read FILE... on, or the files that the run began with if none are given.
+
+    Question, model, prompts and budgets are those of the run.
+    """
+    output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
+    with open_journal(journal) as records:
+        begun = records.run(run)
+        files = files or list(begun.files)
+        if not files:
+            raise UsageError(
+                f"the run {run} read no files, or the journal does not know which; "
+                f"name what it is to read on: memagent runs resume {run} FILE..."
+            )
+        _check(files, output, plan=False, journal=journal)
+        make_reader = partial(
+            Reader.from_run,
+            records,
+            run,
+            limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
+            backend_options=drop_none(window=window, base_url=base_url),
+        )
+        _answer(make_reader, begun.model, begun.question, files, run, output)
+
+
+def _check(files: Sequence[str], output: Output, *, plan: bool, journal: Path | None) -> None:
+    """Raise a UsageError for what is wrong with the call, before a model is loaded."""
+    trace = output.trace
+    if output.stream and output.as_json:
+        raise UsageError("--stream and --json exclude one another")
+    if files.count(_STDIN) > 1 or (plan and _STDIN in files):
+        raise UsageError("standard input can be read once only" + ("; a plan needs a file" if plan else ""))
+    for file in files:
+        if file != _STDIN and (not Path(file).exists() or Path(file).is_dir()):
+            problem = "it is a directory" if Path(file).is_dir() else "there is no such file"
+            raise UsageError(f"cannot read {file}: {problem}")
+    if _STDIN in files and sys.stdin is None:
+        raise UsageError("standard input is closed")
+    if trace and (trace.is_dir() or not os.access(trace.parent, os.W_OK)):
+        raise UsageError(f"cannot write {trace}")
+    if trace and journal and (trace == journal or is_part_of(trace, journal)):
+        raise UsageError(f"the trace would overwrite the journal: {trace}")
+    if trace and trace.exists() and any(os.path.samestat(trace.stat(), _stat(file)) for file in files):
+        raise UsageError(f"the trace would overwrite a document: {trace} is among the files to read")
+
+
+def _stat(file: str) -> os.stat_result:
+    return os.fstat(0) if file == _STDIN else Path(file).stat()
+
+
+def _fetch(model: str, *, quiet: bool) -> None:
+    """Make sure that an embedded model is here; nothing is fetched when the package that runs it is missing."""
+    if model in embedded.EMBEDDED and not find_spec("xllamacpp"):
+        raise MissingExtra.extra("xllamacpp", "llamacpp")
+    models.fetch(model, quiet=quiet)
+
+
+def _show(plan: Plan, *, as_json: bool) -> None:
+    numbers = dataclasses.asdict(plan)
+    lines = "\n".join(f"{name.replace('_', ' ')}: {number}" for name, number in numbers.items())
+    typer.echo(json.dumps(numbers) if as_json else lines)
+
+
+def _answer(
+    make_reader: Callable[[], Reader],
+    model: str,
+    question: str,
+    files: Sequence[str],
+    run: str | None,
+    output: Output,
+) -> None:
+    """Load the model, read, and write the answer."""
+    _fetch(model, quiet=output.quiet)
+    display = partial(WatchedReading, question=question) if output.watch else ReadingProgress
+    loading = display(Console(stderr=True), f"loading {model}", quiet=output.quiet)
+    with loading as progress, make_reader() as reader:
+        try:
+            reading = _read(reader, question, files, progress, output, run)
+        except KeyboardInterrupt as stop:
+            if reader.journal:
+                how = f"memagent runs resume {run} --journal {reader.journal.path.name}" if run else "the same command"
+                raise type(stop)(f"{stop or 'interrupted'}; {how} goes on from here") from None
+            raise
+        progress.done(reading)
+    try:
+        if output.trace:
+            reading.save(output.trace)
+    finally:
+        if not output.stream:
+            typer.echo(reading.to_json() if output.as_json else reading.answer)
+
+
+def _read(
+    reader: Reader, question: str, files: Sequence[str], progress: ReadingProgress, output: Output, run: str | None
+) -> Reading:
+    """Read the files. When that fails on the way, save the steps so far as the trace."""
+    steps: list[Step] = []
+
+    def on_step(step: Step) -> None:
+        steps.append(step)
+        progress.step(step)
+
+    rereadable = all(file != _STDIN and Path(file).is_file() for file in files)  # a pipe can be read only once
+    progress.begin(reader.plan(question, _document(files)) if rereadable and not progress.quiet else None)
+    try:
+        if output.stream:
+            return _stream(reader.stream(question, _document(files), run=run), progress, on_step)
+        return reader.read(question, _document(files), progress=on_step, run=run)
+    except (MemAgentError, KeyboardInterrupt) as error:
+        if output.trace and steps:
+            unfinished = Reading(
+                question=question,
+                answer=None,
+                memory=steps[-1].memory,
+                steps=tuple(steps),
+                model=reader.backend.name,
+                budgets=reader.budgets,
+                error=error if isinstance(error, MemAgentError) else MemAgentError(str(error) or "interrupted"),
+            )
+            unfinished.save(output.trace)
+        raise
+
+
+def _stream(
+    events: Iterator[Step | str | Reading], progress: ReadingProgress, on_step: Callable[[Step], None]
+) -> Reading:
+    """Write the answer piece by piece as it comes, and return the reading."""
+    begun = False
+    for event in events:
+        if isinstance(event, Reading):
+            typer.echo()
+            return event
+        if isinstance(event, Step):
+            on_step(event)
+        else:
+            if not begun:
+                progress.stop()  # the answer has the terminal from here
+                begun = True
+            typer.echo(event, nl=False)
+    raise AssertionError("a stream ends with a reading")
+
+
+def _document(files: Sequence[str]) -> Any:
+    parts = [_stdin() if file == _STDIN else Path(file) for file in files]
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _stdin() -> Iterator[str]:
+    """Yield standard input as it comes, line ends unchanged."""
+    decoder, source = codecs.getincrementaldecoder("utf-8-sig")(), cast(io.BufferedReader, sys.stdin.buffer)
+    try:
+        while block := source.read1(1 << 18):
+            yield decoder.decode(block)
+        yield decoder.decode(b"", final=True)
+    except UnicodeError as error:
+        raise UsageError(f"standard input is not UTF-8 text ({error}); convert it first") from error

@@ -1,0 +1,71 @@
+"""`memagent trace` and `memagent serve`: look at readings, as a page or in the browser."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memagent_integrations import files, serve
+from memagent_integrations.checks import drop_none
+from memagent_integrations.cli import options
+from memagent_integrations.cli.runs import is_part_of, open_journal
+from memagent_integrations.cli.streams import Terminated
+from memagent_integrations.errors import UsageError
+from memagent_integrations.reader import Reader
+from memagent_integrations.records import Reading
+from memagent_integrations.trace import save_trace
+
+_Port = Annotated[int, typer.Option(metavar="N", help="Port on 127.0.0.1; 0 is any free one.")]
+_Trace = Annotated[
+    str, typer.Argument(metavar="TRACE.json", help="What --trace or --json wrote, or with --journal the name of a run.")
+]
+_Page = Annotated[
+    Path, typer.Option("--output", "-o", metavar="PAGE.html", help="Where to write the page.", show_default=False)
+]
+_Journal = Annotated[
+    Path | None, typer.Option("--journal", metavar="FILE", help="The journal that holds the run.", show_default=False)
+]
+
+
+def serve_journal(
+    journal: options.JournalFile,
+    port: _Port = 0,
+    window: options.Window = None,
+    base_url: options.BaseUrl = None,
+) -> None:
+    """Write the address of a page that follows the runs of a journal, and serve it until Ctrl-C.
+
+    The page pauses runs, edits their memory and goes on from any step.
+    """
+    resume = partial(Reader.from_run, backend_options=drop_none(window=window, base_url=base_url))
+    with open_journal(journal) as records:
+        server = serve.Server(records, resume, port=port)
+        typer.echo(server.url)
+        sys.stdout.flush()
+        try:
+            server.run()
+        except Terminated:
+            raise
+        except KeyboardInterrupt:  # the usual way to end it
+            return
+
+
+def make_page(trace: _Trace, page: _Page, journal: _Journal = None) -> None:
+    """Write a page that shows every version of the memory.
+
+    It shows a reading that --trace saved, or with --journal the run that TRACE.json names.
+    """
+    if journal:
+        if is_part_of(page, journal):
+            raise UsageError(f"the page would overwrite the journal: {page}")
+        with open_journal(journal, readonly=True) as records:
+            reading = records.reading(trace)
+    else:
+        if page.exists() and Path(trace).exists() and page.samefile(trace):
+            raise UsageError(f"the page would overwrite the reading: {page}")
+        reading = Reading.from_json(files.read_bytes(trace))
+    save_trace(reading, page)

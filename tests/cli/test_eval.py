@@ -1,9 +1,8 @@
-"""The command line of the evaluation: what it writes, tells and refuses, and how it ends."""
+"""The command line of the evaluation: what it writes, shows and refuses, and how it ends."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,18 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.command_line import process
+from helpers.command_line import run as memagent
 from helpers.loopback import Loopback, Response, chat
-from typer.testing import CliRunner, Result
-
-from memagent_integrations.cli import app
+from typer.testing import Result
 
 NEEDLE = re.compile(r"magic \w+ for \S+ is: (\d+)")
-SIZES = "--tokenizer approximate --window 2048 --chunk-tokens 500 --memory-tokens 60 --output-tokens 60".split()  # noqa: SIM905
+SIZES = (
+    *("--tokenizer", "approximate", "--window", "2048"),
+    *("--chunk-tokens", "500", "--memory-tokens", "60", "--output-tokens", "60"),
+)
 
 
 def answer(prompt: str) -> str | Response:
-    found = NEEDLE.search(prompt)
-    return found[1] if found else "nothing of it"
+    needle = NEEDLE.search(prompt)
+    return needle[1] if needle else "nothing of it"
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +38,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server() -> Iterator[Loopback]:
-    with Loopback(chat(answer, window=4096)) as made:
-        yield made
+    with Loopback(chat(answer, window=4096)) as running:
+        yield running
 
 
 def call(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["eval", *arguments])
+    return memagent("eval", *arguments)
 
 
 def run(server: Loopback, *arguments: str, base_url: str = "") -> Result:
@@ -57,19 +59,17 @@ def calls(server: Loopback) -> int:
 
 
 def test_a_run_is_told_written_and_not_done_twice(server: Loopback, folder: Path) -> None:
-    asked = ("-t", "niah_single_1@1500", "-r", "memagent", "-r", "cut", "--samples", "2")
-    done = run(server, *asked)
-    assert (done.exit_code, done.stderr.splitlines()) == (
-        0,
-        [
-            f"niah_single_1 1500 {reader} {number}: {score}"
-            for number in (0, 1)
-            for reader, score in (("memagent", "0.00"), ("cut", "1.00"))
-        ],
-    )
-    made = calls(server)
-    again = run(server, *asked)
-    assert (again.exit_code, again.stdout, again.stderr, calls(server)) == (0, done.stdout, "", made)
+    arguments = ("-t", "niah_single_1@1500", "-r", "memagent", "-r", "cut", "--samples", "2")
+    done = run(server, *arguments)
+    assert done.exit_code == 0
+    assert done.stderr.splitlines() == [
+        f"niah_single_1 1500 {reader} {number}: {score}"
+        for number in (0, 1)
+        for reader, score in (("memagent", "0.00"), ("cut", "1.00"))
+    ]
+    before = calls(server)
+    again = run(server, *arguments)
+    assert (again.exit_code, again.stdout, again.stderr, calls(server)) == (0, done.stdout, "", before)
     assert call("report", "out.jsonl").output == done.stdout
     header = json.loads((folder / "out.jsonl").read_text().splitlines()[0])
     assert (header["made"]["model"], header["made"]["window"]) == ("openai:m", 2048)
@@ -77,14 +77,14 @@ def test_a_run_is_told_written_and_not_done_twice(server: Loopback, folder: Path
 
 def test_a_report_is_a_table_and_pictures(server: Loopback, folder: Path) -> None:
     run(server, "-t", "niah_single_1@1500", "-r", "memagent", "-r", "cut", "--samples", "2")
-    told = call("report", "out.jsonl", "--against", "cut", "--output", "report")
-    assert (told.exit_code, told.stderr) == (0, "")
-    assert "| cut - memagent |" in told.stdout
+    done = call("report", "out.jsonl", "--against", "cut", "--output", "report")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "| cut - memagent |" in done.stdout
     assert {path.name for path in (folder / "report").iterdir()} == {
         *("accuracy.png", "cost.png", "depths.png", "survival.png"),
         *("table.csv", "table.md"),
     }
-    assert (folder / "report" / "table.md").read_text() == told.stdout
+    assert (folder / "report" / "table.md").read_text() == done.stdout
     refused = call("report", "out.jsonl", "--output", "out.jsonl")
     assert (refused.exit_code, refused.stderr) == (2, "memagent: cannot write 'out.jsonl': File exists\n")
 
@@ -99,36 +99,28 @@ def test_what_is_secret_in_an_address_is_not_written(
     written = (folder / "out.jsonl").read_text()
     header, _ = written.splitlines()
     assert json.loads(header)["noted"]["command"][:2] == ["eval", "run"]
-    assert header.count(server.url) == 2  # what the backend is, and the command
+    assert header.count(server.url) == 2  # in the backend's identity and in the command
     assert not re.search("secret|hidden", written)
 
 
 def test_ctrl_c_keeps_the_samples_under_way(folder: Path) -> None:
-    asked, go_on = threading.Event(), threading.Event()
+    under_way, go_on = threading.Event(), threading.Event()
 
     def slow(prompt: str) -> str | Response:
-        asked.set()
+        under_way.set()
         assert go_on.wait(60)
         return answer(prompt)
 
     with Loopback(chat(slow, window=4096)) as server:
         arguments = ["eval", *command(f"{server.url}/v1"), "-t", "niah_single_1@1000", "-r", "cut", "--samples", "9"]
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from memagent_integrations.cli import app; app()", *arguments],
-            env=dict(os.environ),
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            ),  # a shell that runs the tests in the background has it ignored
-        )
-        assert asked.wait(60)
-        process.send_signal(signal.SIGINT)
+        running = process(*arguments, text=True)
+        assert under_way.wait(60)
+        running.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):  # it waits for the sample
-            process.wait(0.5)
+            running.wait(0.5)
         go_on.set()
-        _, told = process.communicate(timeout=60)
-    assert (process.returncode, told) == (130, "memagent: interrupted\n")
+        _, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (130, "memagent: interrupted\n")
     assert [json.loads(line)["score"] for line in (folder / "out.jsonl").read_text().splitlines()[1:]] == [1.0]
 
 
@@ -163,4 +155,4 @@ def test_wrong_arguments(server: Loopback, arguments: str, message: str) -> None
     done = run(server, *arguments.split(), *([] if "-r" in arguments else ["-r", "cut"]))
     assert done.exit_code == 2
     assert message in done.stderr.splitlines()[-1]
-    assert calls(server) <= 2, "what is wrong is found out with the first samples"
+    assert calls(server) <= 2, "the first samples show what is wrong"

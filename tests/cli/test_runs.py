@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from helpers.command_line import CHUNKED, CHUNKS, QUESTION, at, process, prompts, reply, run
 from helpers.loopback import Loopback, Response, chat
-from test_cli import CHUNKED, CHUNKS, QUESTION, at, document, no_keys, process, prompts, reply, run
+from typer.testing import Result
 
 from memagent_integrations import Journal, Reader, Reading, ScriptedBackend
 
-__all__ = ["document", "no_keys"]  # fixtures
-
 
 class Moody:
-    """An endpoint that goes away at one call, and comes back."""
+    """An endpoint whose call number `gone_at` fails."""
 
     def __init__(self) -> None:
         self.calls, self.gone_at = 0, 0
@@ -28,11 +27,9 @@ class Moody:
     def __call__(self, prompt: str) -> str | Response:
         self.calls += 1
         self.at_call(self.calls)
-        return (
-            Response(status=400, body={"error": {"message": "out of order"}})
-            if self.calls == self.gone_at
-            else reply(prompt)
-        )
+        if self.calls == self.gone_at:
+            return Response(status=400, body={"error": {"message": "out of order"}})
+        return reply(prompt)
 
 
 @pytest.fixture
@@ -41,13 +38,13 @@ def moody() -> Moody:
 
 
 @pytest.fixture
-def server(moody: Moody) -> object:
+def server(moody: Moody) -> Iterator[Loopback]:
     with Loopback(chat(moody)) as running:
         yield running
 
 
-def read(server: Loopback, document: Path, *more: object) -> object:
-    return run("read", "-q", QUESTION, document, *at(server), *CHUNKED, *more)
+def read(server: Loopback, document: Path, *options: object) -> Result:
+    return run("read", "-q", QUESTION, document, *at(server), *CHUNKED, *options)
 
 
 def test_an_interrupted_reading_is_resumed(server: Loopback, moody: Moody, document: Path, tmp_path: Path) -> None:
@@ -60,16 +57,16 @@ def test_an_interrupted_reading_is_resumed(server: Loopback, moody: Moody, docum
         ["run", "steps", "state"],
         ["gate", "2", "unfinished"],
     ]
-    asked = len(prompts(server))
+    calls = len(prompts(server))
     done = run("runs", "resume", "gate", document, "--journal", journal, "--base-url", f"{server.url}/v1")
     assert (done.exit_code, done.stdout) == (0, "It is 7319.\n")
-    assert len(prompts(server)) - asked == CHUNKS + 1 - 2
+    assert len(prompts(server)) - calls == CHUNKS + 1 - 2
     assert f"chunk 1 of {CHUNKS}" in done.stderr
-    asked = len(prompts(server))
+    calls = len(prompts(server))
     for again in (("--stream",), ()):
         done = read(server, document, "--journal", journal, "--run", "gate", *again)
         assert done.stdout == "It is 7319.\n"
-    assert len(prompts(server)) == asked, "a complete reading costs nothing"
+    assert len(prompts(server)) == calls, "a complete reading costs nothing"
     assert "finished" in run("runs", "list", "--journal", journal).stdout
 
 
@@ -84,26 +81,13 @@ def test_a_run_is_shown_exported_edited_and_deleted(server: Loopback, document: 
     assert Reading.from_json(run("runs", "export", "gate", "--journal", journal).stdout) == whole
     assert run("runs", "export", "gate", "--journal", journal, "-o", tmp_path / "out.json").stdout == ""
     assert Reading.from_json((tmp_path / "out.json").read_text()) == whole
-    edited = run(
-        "runs",
-        "edit",
-        "gate",
-        "--step",
-        CHUNKS - 1,
-        "--memory",
-        "-",
-        "--journal",
-        journal,
-        stdin="Nobody knows the code.",
-    )
+    edit = ("runs", "edit", "gate", "--journal", journal)
+    edited = run(*edit, "--step", CHUNKS - 1, "--memory", "-", stdin="Nobody knows the code.")
     assert edited.stdout == "gate.1\n"
     assert "is not finished" in run("runs", "show", "gate.1", "--journal", journal).stdout
     done = run("runs", "resume", "gate.1", document, "--journal", journal, "--base-url", f"{server.url}/v1", "--json")
     assert json.loads(done.stdout)["answer"] == "The memory does not say."
-    assert (
-        run("runs", "edit", "gate", "--step", 0, "--memory", "m", "--as", "mine", "--journal", journal).stdout
-        == "mine\n"
-    )
+    assert run(*edit, "--step", 0, "--memory", "m", "--as", "mine").stdout == "mine\n"
     assert run("runs", "delete", "gate", "--journal", journal).exit_code == 0
     with Journal(journal) as records:
         assert {entry.name: entry.parent for entry in records.runs()} == {"gate.1": "gate", "mine": "gate"}
@@ -121,25 +105,14 @@ def test_a_reading_is_paused_and_goes_on_with_its_own_files(
     monkeypatch.chdir(tmp_path)
     done = run("runs", "resume", "gate", "--journal", journal)
     assert (done.exit_code, done.stdout) == (0, "It is 7319.\n")
-    told = done.stderr.splitlines()
-    assert [line.rpartition(", ")[2] for line in told[:2]] == ["recorded", "recorded"]
-    assert f"in {CHUNKS + 1 - 2} calls" in told[-1]
-    assert told[-1].endswith("2 steps were recorded")
+    lines = done.stderr.splitlines()
+    assert [line.rpartition(", ")[2] for line in lines[:2]] == ["recorded", "recorded"]
+    assert f"in {CHUNKS + 1 - 2} calls" in lines[-1]
+    assert lines[-1].endswith("2 steps were recorded")
     assert "is finished" in run("runs", "pause", "gate", "--journal", journal).stderr
-    read_from_stdin = run(
-        "read",
-        "-q",
-        QUESTION,
-        "-",
-        *at(server),
-        *CHUNKED,
-        "--journal",
-        journal,
-        "--run",
-        "piped",
-        stdin=document.read_bytes(),
-    )
-    assert read_from_stdin.exit_code == 0
+    recorded = ("--journal", journal, "--run", "piped")
+    piped = run("read", "-q", QUESTION, "-", *at(server), *CHUNKED, *recorded, stdin=document.read_bytes())
+    assert piped.exit_code == 0
     assert "runs resume piped FILE" in run("runs", "resume", "piped", "--journal", journal).stderr
 
 
@@ -175,9 +148,10 @@ def test_a_journal_is_served(server: Loopback, document: Path, tmp_path: Path) -
     read(server, document, "--journal", journal, "--run", "gate")
     serving = process("serve", "--journal", journal)
     try:
+        assert serving.stdout
         address, _, token = str(serving.stdout.readline().decode()).strip().partition("/#token=")
-        told = httpx.get(f"{address}/api/runs", headers={"Authorization": f"Bearer {token}"}).json()
-        assert [entry["name"] for entry in told] == ["gate"]
+        runs = httpx.get(f"{address}/api/runs", headers={"Authorization": f"Bearer {token}"}).json()
+        assert [entry["name"] for entry in runs] == ["gate"]
     finally:
         serving.send_signal(signal.SIGINT)
         _, err = serving.communicate(timeout=30)
@@ -187,9 +161,8 @@ def test_a_journal_is_served(server: Loopback, document: Path, tmp_path: Path) -
 
 def test_nothing_gives_orders_to_the_terminal(tmp_path: Path) -> None:
     journal = tmp_path / "runs.db"
-    Reader(ScriptedBackend(["\x1b[2Jmemory", "\x1b[2Janswer"]), journal=journal).read(
-        "\x1b[2J\tquestion", "text", run="mine"
-    )
+    reader = Reader(ScriptedBackend(["\x1b[2Jmemory", "\x1b[2Janswer"]), journal=journal)
+    reader.read("\x1b[2J\tquestion", "text", run="mine")
     for args in (("runs", "list"), ("runs", "show", "mine")):
         shown = run(*args, "--journal", journal).stdout
         assert "\x1b" not in shown
@@ -199,33 +172,23 @@ def test_nothing_gives_orders_to_the_terminal(tmp_path: Path) -> None:
 def test_what_goes_wrong(server: Loopback, document: Path, tmp_path: Path) -> None:
     journal = tmp_path / "runs.db"
     read(server, document, "--journal", journal, "--run", "gate")
-    for args, code, said in [
-        (("read", "-q", QUESTION, document, *at(server), "--run", "x"), 2, "give --journal too"),
-        (
-            ("read", "-q", "Who?", document, *at(server), *CHUNKED, "--journal", journal, "--run", "gate"),
-            2,
-            "question was",
-        ),
-        (("read", "-q", QUESTION, document, *at(server), "--journal", document), 2, "not a database"),
-        (("runs", "list", "--journal", tmp_path / "none.db"), 2, "there is no journal"),
-        (("runs", "show", "nobody", "--journal", journal), 2, "holds no run"),
-        (
-            ("runs", "edit", "gate", "--step", 99, "--memory", "x", "--journal", journal),
-            2,
-            "has no memory after step 99",
-        ),
-        (("runs", "resume", "nobody", document, "--journal", journal), 2, "holds no run"),
-        (("runs", "export", "gate", "--journal", journal, "-o", journal), 2, "would overwrite the journal"),
-        (("trace", "gate", "--journal", journal, "-o", journal), 2, "would overwrite the journal"),
-        (
-            ("read", "-q", QUESTION, document, *at(server), "--journal", journal, "--trace", journal),
-            2,
-            "would overwrite the journal",
-        ),
-        (("read", "-q", QUESTION, document, *at(server), "--journal", journal, "--run", ""), 2, "a run's name"),
-        (("runs", "edit", "gate", "--step", 10**20, "--memory", "x", "--journal", journal), 2, "step has to be"),
+    question, here = ("read", "-q", QUESTION, document, *at(server)), ("--journal", journal)
+    edit = ("runs", "edit", "gate")
+    for args, message in [
+        ((*question, "--run", "x"), "give --journal too"),
+        (("read", "-q", "Who?", document, *at(server), *CHUNKED, *here, "--run", "gate"), "question was"),
+        ((*question, "--journal", document), "not a database"),
+        (("runs", "list", "--journal", tmp_path / "none.db"), "there is no journal"),
+        (("runs", "show", "nobody", *here), "holds no run"),
+        ((*edit, "--step", 99, "--memory", "x", *here), "has no memory after step 99"),
+        (("runs", "resume", "nobody", document, *here), "holds no run"),
+        (("runs", "export", "gate", *here, "-o", journal), "would overwrite the journal"),
+        (("trace", "gate", *here, "-o", journal), "would overwrite the journal"),
+        ((*question, *here, "--trace", journal), "would overwrite the journal"),
+        ((*question, *here, "--run", ""), "a run's name"),
+        ((*edit, "--step", 10**20, "--memory", "x", *here), "step has to be"),
     ]:
         done = run(*args)
-        assert (done.exit_code, done.stdout) == (code, "")
-        assert said in done.stderr.splitlines()[-1]
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert message in done.stderr.splitlines()[-1]
     assert not (tmp_path / "none.db").exists()

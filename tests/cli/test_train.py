@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 pytest.importorskip("wonderwords")
 
+from helpers.command_line import run as memagent
 from helpers.tiny_gguf import make_folder
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from memagent_integrations.cli import app
 from memagent_integrations.reader import Reader
 from memagent_integrations.training.metrics import read
 
@@ -67,7 +67,7 @@ def recipe(folder: Path, model: Path, more: str = "") -> Path:
 
 
 def train(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+    return memagent("train", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -143,14 +143,12 @@ def test_a_recipe_that_cannot_be_is_refused_before_a_model_is_loaded(
 def test_an_adapter_goes_on_being_trained_and_trackers_are_told_of_it(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reward of one's own stands in the folder of the command, and the recipe does not name the adapter's form once more."""
+    """The reward function lies in the folder of the command, and the recipe does not repeat the adapter's rank."""
     assert train("sft", recipe(tmp_path, model), "--output", tmp_path / "warm").exit_code == 0
-    path = recipe(
-        tmp_path, model, 'trackers = ["tensorboard"]\nreward = "rewards_of_my_own:short"\nadapter = "warm/adapter"'
-    )
+    path = recipe(tmp_path, model, 'trackers = ["tensorboard"]\nreward = "own_rewards:short"\nadapter = "warm/adapter"')
     path.write_text(path.read_text().replace("[training.lora]\nrank = 4\nalpha = 8\n", "[training.clip]\ndual = inf\n"))
-    (tmp_path / "rewards_of_my_own.py").write_text(
-        "def short(reading, asked):\n    return 1 / (1 + len(reading.answer or ''))\n"
+    (tmp_path / "own_rewards.py").write_text(
+        "def short(reading, drawn):\n    return 1 / (1 + len(reading.answer or ''))\n"
     )
     monkeypatch.chdir(tmp_path)
     run = train("run", path, "--output", tmp_path / "run")
@@ -196,7 +194,6 @@ def test_where_a_policy_cannot_be_written_is_told_before_the_work(model: Path, t
 
 
 def test_the_command_line_is_a_module_for_launchers() -> None:
-    told = subprocess.run(
-        [sys.executable, "-m", "memagent_integrations", "--version"], capture_output=True, text=True, check=True
-    )
-    assert told.stdout.startswith("memagent ")
+    command = [sys.executable, "-m", "memagent_integrations", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("memagent ")

@@ -1,4 +1,4 @@
-"""The memory as it changes: frames at many sizes, hostile text, and a real terminal from the first bar to the last line."""
+"""The memory as it changes: frames at many sizes, hostile text, and a real terminal from first bar to last line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from helpers.readings import LONG_MEMORY, PLAN, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -23,39 +25,13 @@ from rich.console import Console
 
 from memagent_integrations import Reader, ScriptedBackend
 from memagent_integrations.cli.watch import WatchedReading
-from memagent_integrations.records import Outcome, Plan, Reply, Source, Span, Step
+from memagent_integrations.records import Outcome, Reply, Step
 
-PLAN = Plan(chunks=4, calls=5, document_tokens=4000, prompt_tokens=9000, completion_tokens=900)
 QUESTION = "Who built the creature?"
 HOSTILE = (
     "\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold red]markup[/] \u202eright to left\u202c \x9b2J \x08\r\x0c "
     "a\u0301\u0301 \u200b\u2066 中文字 🙂 \ud800 \u2028 \x00"
 )
-LONG = "".join(f"- line {number} of the memory\n" for number in range(80))
-
-
-def step(
-    memory: str,
-    before: str = "",
-    *,
-    index: int = 0,
-    outcome: Outcome = "updated",
-    cut: bool = False,
-    names: tuple[str, ...] = ("a.txt",),
-) -> Step:
-    sources = tuple(Source(document_id=name, start=1000, end=2500) for name in names)
-    span = Span(index=index, start=index * 1500, end=(index + 1) * 1500, tokens=1000, sources=sources)
-    reply = Reply(text=memory, seconds=1)
-    return Step(
-        index=index,
-        phase="memory",
-        span=span,
-        memory_before=before,
-        memory=memory,
-        reply=reply,
-        outcome=outcome,
-        cut=cut,
-    )
 
 
 def answered(memory: str) -> Step:
@@ -84,7 +60,7 @@ def written(console: Console) -> str:
 
 
 def frames(output: str) -> list[str]:
-    """What was drawn in the terminal's second screen, each time from its first corner."""
+    """Return what was drawn on the terminal's second screen, each frame from its first corner."""
     inside = "".join(re.findall(r"\x1b\[\?1049h(.*?)\x1b\[\?1049l", output, re.DOTALL))
     return [drawn for drawn in re.split(r"\x1b\[H", inside) if bare(drawn)]
 
@@ -94,7 +70,7 @@ def bare(output: str) -> str:
 
 
 def frame(last: Step, width: int = 80, height: int = 24, question: str = QUESTION) -> str:
-    """The display after a step."""
+    """Return the display after a step."""
     console = terminal(width, height)
     with WatchedReading(console, question=question) as progress:
         progress.step(last)
@@ -114,7 +90,7 @@ def styled(drawn: str, code: str) -> list[str]:
 
 
 def test_a_step_is_told_in_full() -> None:
-    shown = lines(frame(step("Victor built it.\n\n- at Ingolstadt", index=2, cut=True), height=12))
+    shown = lines(frame(make_step("Victor built it.\n\n- at Ingolstadt", index=2, cut=True), height=12))
     assert shown[0] == QUESTION
     assert "1,000/4,000" in shown[1]
     assert shown[2:6] == [
@@ -126,29 +102,30 @@ def test_a_step_is_told_in_full() -> None:
 
 
 def test_what_changed_is_marked() -> None:
-    drawn = frame(step("Victor Frankenstein built the creature at Ingolstadt.", "Victor built the creature at Geneva."))
+    before, after = "Victor built the creature at Geneva.", "Victor Frankenstein built the creature at Ingolstadt."
+    drawn = frame(make_step(after, before))
     assert styled(drawn, "1;38;5;28") == ["Frankenstein", "Ingolstadt."]
     assert styled(drawn, "2;9") == ["Geneva."]
     assert "Victor Frankenstein built the creature at Geneva. Ingolstadt." in lines(drawn)
 
 
 def test_a_text_that_ends_keeps_its_distance() -> None:
-    assert "It is here. Not there." in lines(frame(step("It is here.", "It is here. Not there.")))
-    assert "It is there. here. Now." in lines(frame(step("It is here. Now.", "It is there.")))
+    assert "It is here. Not there." in lines(frame(make_step("It is here.", "It is here. Not there.")))
+    assert "It is there. here. Now." in lines(frame(make_step("It is here. Now.", "It is there.")))
 
 
 def test_a_long_passage_that_went_does_not_hide_what_is_there() -> None:
-    drawn = frame(step("It is new.", LONG), height=12)
+    drawn = frame(make_step("It is new.", LONG_MEMORY), height=12)
     assert "It is new." in styled(drawn, "1;38;5;28")
     assert "… (468 more words)" in bare(drawn)
 
 
 @pytest.mark.parametrize(
-    ("outcome", "told"), [("unchanged", "memory unchanged"), ("kept", "memory kept, the reply was unusable")]
+    ("outcome", "description"), [("unchanged", "memory unchanged"), ("kept", "memory kept, the reply was unusable")]
 )
-def test_a_memory_that_stayed_has_no_marks(outcome: Outcome, told: str) -> None:
-    drawn = frame(step("Victor built it.", "Victor built it.", outcome=outcome), 100)
-    assert f"chunk 1 of 4 · {told} · characters 1,000-2,500 of a.txt" in lines(drawn)
+def test_a_memory_that_stayed_has_no_marks(outcome: Outcome, description: str) -> None:
+    drawn = frame(make_step("Victor built it.", "Victor built it.", outcome=outcome), 100)
+    assert f"chunk 1 of 4 · {description} · characters 1,000-2,500 of a.txt" in lines(drawn)
     assert "Victor built it." in lines(drawn)
     assert not styled(drawn, "1;38;5;28") + styled(drawn, "2;9")
 
@@ -159,35 +136,34 @@ def test_before_the_first_step_and_with_nothing_in_memory() -> None:
         progress.begin(PLAN)
     shown = lines(frames(written(console))[0])
     assert (shown[0], "chunk 1 of 4" in shown[1], set(shown[2:])) == (QUESTION, True, {""})
-    assert "the memory is empty" in lines(frame(step("", outcome="kept")))
-    assert "chunk 1 of 4" in lines(frame(step("m"), question=""))[0]
+    assert "the memory is empty" in lines(frame(make_step("", outcome="kept")))
+    assert "chunk 1 of 4" in lines(frame(make_step("m"), question=""))[0]
 
 
 def test_where_a_chunk_lies() -> None:
-    assert "of a.txt and 2 more" in bare(frame(step("m", names=("a.txt", "b.txt", "c.txt"))))
-    assert f"of …{'/deep' * 7}/a.t" in bare(frame(step("m", names=("/deep" * 40 + "/a.t",)), width=200))
-    assert "characters 0-1,500 of the text" in bare(frame(step("m", names=())))
+    assert "of a.txt and 2 more" in bare(frame(make_step("m", names=("a.txt", "b.txt", "c.txt"))))
+    assert f"of …{'/deep' * 7}/a.t" in bare(frame(make_step("m", names=("/deep" * 40 + "/a.t",)), width=200))
+    assert "characters 0-1,500 of the text" in bare(frame(make_step("m", names=())))
 
 
 # ---- where there is little room
 
 
 def test_a_long_memory_is_shown_around_its_first_change() -> None:
-    shown = lines(frame(step(LONG.replace("line 40", "verse 40").replace("line 70", "verse 70"), LONG), height=12))
+    changed = LONG_MEMORY.replace("line 40", "verse 40").replace("line 70", "verse 70")
+    shown = lines(frame(make_step(changed, LONG_MEMORY), height=12))
     assert len(shown) == 12
     assert "- line verse 40 of the memory" in shown
     assert shown[3] == "- line 38 of the memory"
     assert shown[-1] == "not shown: 38 lines above, 35 lines below (1 changed)"
-    assert (
-        lines(frame(step(LONG.rstrip(), LONG.rstrip(), outcome="unchanged"), height=12))[-1]
-        == "not shown: 72 lines below"
-    )
-    assert (
-        lines(frame(step(LONG.rstrip() + " and the end", LONG.rstrip()), height=12))[-1] == "not shown: 72 lines above"
-    )
+    text = LONG_MEMORY.rstrip()
+    unchanged = lines(frame(make_step(text, text, outcome="unchanged"), height=12))
+    assert unchanged[-1] == "not shown: 72 lines below"
+    at_the_end = lines(frame(make_step(text + " and the end", text), height=12))
+    assert at_the_end[-1] == "not shown: 72 lines above"
 
 
-SOME = st.lists(
+TEXTS = st.lists(
     st.sampled_from(
         [
             HOSTILE,
@@ -207,19 +183,19 @@ SOME = st.lists(
         ]
     ),
     max_size=40,
-)
+).map("".join)
 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    before=SOME.map("".join),
-    after=SOME.map("".join),
+    before=TEXTS,
+    after=TEXTS,
     width=st.integers(1, 200),
     height=st.integers(1, 60),
-    name=SOME.map("".join),
+    name=TEXTS,
 )
 def test_no_frame_is_larger_than_the_terminal(before: str, after: str, width: int, height: int, name: str) -> None:
-    drawn = frame(step(after, before, names=(name, name)), width, height, question=before + after)
+    drawn = frame(make_step(after, before, names=(name, name)), width, height, question=before + after)
     shown = bare(drawn).split("\n")
     assert len(shown) <= height
     assert all(cell_len(line) <= width for line in shown)
@@ -227,30 +203,30 @@ def test_no_frame_is_larger_than_the_terminal(before: str, after: str, width: in
 
 
 @settings(max_examples=25, deadline=None)
-@given(memory=SOME.map("".join), width=st.integers(40, 200))
+@given(memory=TEXTS, width=st.integers(40, 200))
 def test_no_text_is_lost(memory: str, width: int) -> None:
     expected = "".join(char if char.isprintable() else "\ufffd" for char in re.sub(r"[ \n\t]", "", memory))
-    assert expected in re.sub(r"\s", "", bare(frame(step(memory), width, 3000)))
+    assert expected in re.sub(r"\s", "", bare(frame(make_step(memory), width, 3000)))
 
 
 # ---- what hostile text can do
 
 
 def assert_harmless(output: str) -> None:
-    """Nothing that a terminal takes for an order but colours, the cursor, and the change of screens."""
+    """Check that a terminal gets no commands but for colours, the cursor, and the change of screens."""
     rest = re.sub(r"\x1b\[(?:[0-9;]*m|H|\?25[lh]|\?1049[lh]|\?7[lh]|2K|1A)", "", output)
     assert not [char for char in rest if not char.isprintable() and char not in "\n\r"]
 
 
 def test_hostile_text_is_only_text() -> None:
-    drawn = frame(step(HOSTILE, names=(HOSTILE,)), 200, 30, question=HOSTILE)
+    drawn = frame(make_step(HOSTILE, names=(HOSTILE,)), 200, 30, question=HOSTILE)
     assert_harmless(drawn)
     assert bare(drawn).count("[bold red]markup[/]") == 2, "in the question and in the memory; the name is shortened"
     assert "\ufffd[31mred" in bare(drawn)
 
 
 def test_hostile_text_where_there_is_no_terminal() -> None:
-    output = plain(step(HOSTILE + "\nchunk 9 of 9: no line of ours", names=(HOSTILE,)))
+    output = plain(make_step(HOSTILE + "\nchunk 9 of 9: no line of ours", names=(HOSTILE,)))
     assert_harmless(output)
     assert "\n    chunk 9 of 9: no line of ours\n" in output
 
@@ -262,16 +238,16 @@ def plain(*steps: Step, quiet: bool = False, **options: object) -> str:
     console = Console(file=io.StringIO(), _environ={}, **options)  # type: ignore[arg-type]
     with WatchedReading(console, question=QUESTION, quiet=quiet) as progress:
         progress.begin(PLAN)
-        for one in steps:
-            progress.step(one)
+        for step in steps:
+            progress.step(step)
         progress.stop()
     return written(console)
 
 
 def test_without_a_terminal_the_memory_is_text() -> None:
     output = plain(
-        step("Victor built it.\r\n\n\tAt Ingolstadt."),
-        step("Victor built it.", "Victor built it.", index=1, outcome="kept"),
+        make_step("Victor built it.\r\n\n\tAt Ingolstadt."),
+        make_step("Victor built it.", "Victor built it.", index=1, outcome="kept"),
         answered("V."),
     )
     assert output.splitlines() == [
@@ -286,15 +262,15 @@ def test_without_a_terminal_the_memory_is_text() -> None:
 
 
 def test_quiet() -> None:
-    assert plain(step("memory"), quiet=True) == ""
-    assert plain(step("memory"), quiet=True, force_terminal=True) == ""
+    assert plain(make_step("memory"), quiet=True) == ""
+    assert plain(make_step("memory"), quiet=True, force_terminal=True) == ""
 
 
 def test_a_terminal_that_can_do_nothing_gets_text() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
     with WatchedReading(console) as progress:
         progress.begin(PLAN)
-        progress.step(step("Victor built it."))
+        progress.step(make_step("Victor built it."))
     assert "  memory updated · characters 1,000-2,500 of a.txt\n    Victor built it.\n" in written(console)
     assert "\x1b" not in written(console)
 
@@ -338,7 +314,7 @@ def test_many_recorded_steps_take_no_time() -> None:
     with WatchedReading(console) as progress:
         progress.begin(None)
         for number, memory in enumerate(memories[1:]):
-            progress.step(step(memory, memories[number], index=number))
+            progress.step(make_step(memory, memories[number], index=number))
         taken = time.monotonic() - began
     assert len(frames(written(console))) < 2 + 8 * taken, "drawn by the clock"
 
@@ -347,10 +323,10 @@ SCRIPT = """
 import sys
 from rich.console import Console
 from memagent_integrations.cli.watch import WatchedReading
-from test_watch import LONG, PLAN, step
+from helpers.readings import LONG_MEMORY, PLAN, make_step
 with WatchedReading(Console(stderr=True), "loading scripted", question="Who?") as progress:
     progress.begin(PLAN)
-    progress.step(step(LONG.replace("line 40", "verse 40"), LONG))
+    progress.step(make_step(LONG_MEMORY.replace("line 40", "verse 40"), LONG_MEMORY))
     sys.stdin.readline()
 """
 
@@ -359,7 +335,7 @@ def screens(master: int) -> Iterator[bytes]:
     try:
         while block := os.read(master, 1 << 16):
             yield block
-    except OSError:  # the other end is closed: this is how a terminal says so
+    except OSError:  # the other end is closed: a terminal reports that as an error
         return
 
 
@@ -367,7 +343,7 @@ def test_a_terminal_that_changes_its_size() -> None:
     master, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    environment |= {"TERM": "xterm-256color", "PYTHONPATH": os.path.dirname(__file__)}  # noqa: PTH120
+    environment |= {"TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[1])}
     running = subprocess.Popen(
         [sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=end, env=environment
     )

@@ -19,14 +19,8 @@ needs_browser = pytest.mark.skipif(
 def browser() -> Iterator[webdriver.Chrome]:
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1280,900",
-    ):
-        options.add_argument(argument)
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1280,900"):
+        options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     yield driver
@@ -34,6 +28,7 @@ def browser() -> Iterator[webdriver.Chrome]:
 
 
 def find(browser: webdriver.Chrome, selector: str) -> list[WebElement]:
+    """Return the elements that can be seen."""
     return [element for element in browser.find_elements(By.CSS_SELECTOR, selector) if element.is_displayed()]
 
 

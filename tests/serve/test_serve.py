@@ -1,9 +1,8 @@
-"""The web app over real sockets: what it shows, what it changes, and whom it refuses."""
+"""The web application over real sockets: what it shows, what it changes, and whom it refuses."""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from html import unescape
@@ -13,104 +12,17 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from helpers.loopback import Loopback, Response, chat
+from helpers.serving import CHUNKS, PATIENCE, QUESTION, HeldModel, until
 
 from memagent_integrations import Journal, Reader, RunPaused, UsageError
-from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.serve import Server
-
-QUESTION = "Who has the key?"
-CHUNKS = 9
-SIZES: dict[str, Any] = {"chunk_tokens": 100, "memory_tokens": 80, "window": 2000}
-PATIENCE = 20
-
-
-class Model:
-    """An endpoint whose calls have to be let through once it is held; it notes what it was told."""
-
-    def __init__(self) -> None:
-        self.prompts: list[str] = []
-        self.broken = False
-        self.let_through()
-
-    def hold(self) -> None:
-        self.passes = threading.Semaphore(0)
-
-    def let_through(self) -> None:
-        self.passes = threading.Semaphore(10_000)
-
-    def __call__(self, prompt: str) -> str | Response:
-        self.prompts.append(prompt)
-        self.passes.acquire(timeout=PATIENCE)
-        if self.broken:
-            return Response(status=400, body={"error": {"message": "out of order"}})
-        return f"Note {len(self.prompts)}. Anna has the key." if "<section>" in prompt else "Anna."
-
-
-@pytest.fixture
-def model() -> Iterator[Model]:
-    made = Model()
-    yield made
-    made.passes.release(100)
-
-
-@pytest.fixture
-def endpoint(model: Model) -> Iterator[Loopback]:
-    with Loopback(chat(model)) as server:
-        yield server
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> Path:
-    path = tmp_path / "book.txt"
-    path.write_text("\n".join(f"Line {number} tells of a harbour and a key." for number in range(50)), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path / "runs.db") as made:
-        yield made
-
-
-@pytest.fixture
-def read(endpoint: Loopback, book: Path, journal: Journal) -> Callable[..., Any]:
-    def reader(run: str = "first", document: Any = None) -> Any:
-        with Reader(
-            OpenAIBackend("m", base_url=f"{endpoint.url}/v1", tokenizer="approximate", max_retries=0),
-            journal=journal,
-            **SIZES,
-        ) as made:
-            return made.read(QUESTION, document or book, run=run)
-
-    return reader
-
-
-@pytest.fixture
-def server(journal: Journal) -> Iterator[Server]:
-    made = Server(journal, lambda records, run: Reader.from_run(records, run, window=2000))
-    thread = threading.Thread(target=made.run)
-    thread.start()
-    yield made
-    made.stop()
-    thread.join()
 
 
 @pytest.fixture
 def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(
-        base_url=server.address, headers={"Authorization": f"Bearer {server.token}"}, timeout=PATIENCE
-    ) as made:
-        yield made
-
-
-def until(holds: Callable[[], Any]) -> Any:
-    """What `holds` gives as soon as it is true."""
-    for _ in range(PATIENCE * 50):
-        if found := holds():
-            return found
-        threading.Event().wait(0.02)
-    raise AssertionError("it never came to that")
+    headers = {"Authorization": f"Bearer {server.token}"}
+    with httpx.Client(base_url=server.address, headers=headers, timeout=PATIENCE) as client:
+        yield client
 
 
 def state(client: httpx.Client, name: str = "first") -> str:
@@ -129,14 +41,14 @@ def test_runs_and_their_readings_are_shown(read: Callable[..., Any], client: htt
         "files": [str(book)],
         "failure": None,
     }
-    told = client.get("/api/run", params={"name": "first"}).json()["reading"]
-    assert (told["answer"], len(told["steps"]), told["tokens"][0]) == ("Anna.", CHUNKS, reading.usage.prompt_tokens)
+    shown = client.get("/api/run", params={"name": "first"}).json()["reading"]
+    assert (shown["answer"], len(shown["steps"]), shown["tokens"][0]) == ("Anna.", CHUNKS, reading.usage.prompt_tokens)
     news = client.get("/api/run", params={"name": "first", "have": 4}).json()["reading"]
     assert [step["index"] for step in news["steps"]] == [4, 5, 6, 7, 8]
     assert client.get("/api/run", params={"name": "first", "have": CHUNKS + 1}).json()["reading"] is None
 
 
-def test_a_run_is_followed_paused_and_goes_on(read: Callable[..., Any], client: httpx.Client, model: Model) -> None:
+def test_a_run_is_followed_paused_and_goes_on(read: Callable[..., Any], client: httpx.Client, model: HeldModel) -> None:
     model.hold()
     with ThreadPoolExecutor() as pool:  # a run that the server does not read
         reading = pool.submit(read)
@@ -157,18 +69,17 @@ def test_a_run_is_followed_paused_and_goes_on(read: Callable[..., Any], client: 
 
 
 def test_an_edited_memory_is_gone_on_with_as_a_branch(
-    read: Callable[..., Any], client: httpx.Client, model: Model, journal: Journal
+    read: Callable[..., Any], client: httpx.Client, model: HeldModel, journal: Journal
 ) -> None:
     before = read().steps
-    asked = len(model.prompts)
-    name = client.post(
-        "/api/branch", json={"name": "first", "step": 2, "memory": "Berta has the key, says a person."}
-    ).json()["name"]
+    calls = len(model.prompts)
+    edit = {"name": "first", "step": 2, "memory": "Berta has the key, says a person."}
+    name = client.post("/api/branch", json=edit).json()["name"]
     assert (name, state(client, name)) == ("first.1", "unfinished")
     assert client.post("/api/resume", json={"name": name}).status_code == 200
     until(lambda: state(client, name) == "finished")
-    assert len(model.prompts) - asked == CHUNKS + 1 - 3
-    assert "Berta has the key, says a person." in model.prompts[asked]
+    assert len(model.prompts) - calls == CHUNKS + 1 - 3
+    assert "Berta has the key, says a person." in model.prompts[calls]
     branch = journal.reading(name)
     assert [step.memory for step in branch.steps[:2]] == [step.memory for step in before[:2]]
     assert branch.steps[2].reply.edited == branch.steps[2].memory == "Berta has the key, says a person."
@@ -179,14 +90,14 @@ def test_an_edited_memory_is_gone_on_with_as_a_branch(
 
 
 def test_what_goes_wrong_is_told(
-    read: Callable[..., Any], client: httpx.Client, model: Model, journal: Journal, book: Path
+    read: Callable[..., Any], client: httpx.Client, model: HeldModel, journal: Journal, book: Path
 ) -> None:
     read()
     name = journal.edit("first", 1, memory="another note")
     model.broken = True
     client.post("/api/resume", json={"name": name})
-    told = until(lambda: client.get("/api/run", params={"name": name}).json()["run"]["failure"])
-    assert "out of order" in told
+    failure = until(lambda: client.get("/api/run", params={"name": name}).json()["run"]["failure"])
+    assert "out of order" in failure
     model.broken = False
     book.unlink()
     client.post("/api/resume", json={"name": name})
@@ -197,7 +108,7 @@ def test_what_goes_wrong_is_told(
 
 
 def test_two_do_not_read_one_run(
-    read: Callable[..., Any], client: httpx.Client, model: Model, journal: Journal
+    read: Callable[..., Any], client: httpx.Client, model: HeldModel, journal: Journal
 ) -> None:
     read()
     name = journal.edit("first", 1, memory="another note")

@@ -1,4 +1,4 @@
-"""The web app in a real browser: a run is followed, paused, edited, and gone on with as a branch."""
+"""The web application in a real browser: a run is followed, paused, edited, and gone on with as a branch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from typing import Any
 
 import pytest
 from helpers.browser import browser, find, needs_browser, press
+from helpers.serving import CHUNKS, PATIENCE, HeldModel, until
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
-from test_serve import CHUNKS, PATIENCE, Model, book, endpoint, journal, model, read, server, until
 
 from memagent_integrations import Journal, RunPaused
 from memagent_integrations.serve import Server
 
-__all__ = ["book", "browser", "endpoint", "journal", "model", "read", "server"]  # fixtures
+__all__ = ["browser"]  # a fixture
 
 pytestmark = needs_browser
-HOSTILE = "</textarea></script><script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\"> Berta has it."
+HOSTILE = (
+    "</textarea></script><script>document.title = 'taken'</script>"
+    "<img src=x onerror=\"document.title = 'taken'\"> Berta has it."
+)
 
 
 @pytest.fixture
@@ -35,8 +39,8 @@ def page(browser: webdriver.Chrome, server: Server) -> Iterator[webdriver.Chrome
     assert errors == [], "nothing failed, and nothing was blocked"
 
 
-def wait(page: webdriver.Chrome, holds: Callable[[], Any]) -> Any:
-    return WebDriverWait(page, PATIENCE, ignored_exceptions=(IndexError,)).until(lambda _: holds())
+def wait(page: webdriver.Chrome, condition: Callable[[], Any]) -> Any:
+    return WebDriverWait(page, PATIENCE, ignored_exceptions=(IndexError,)).until(lambda _: condition())
 
 
 def text(page: webdriver.Chrome, selector: str) -> str:
@@ -44,13 +48,14 @@ def text(page: webdriver.Chrome, selector: str) -> str:
 
 
 def click(page: webdriver.Chrome, label: str) -> None:
-    wait(page, lambda: [button for button in find(page, "button.act") if button.text == label and button.is_enabled()])[
-        0
-    ].click()
+    def buttons() -> list[WebElement]:
+        return [button for button in find(page, "button.act") if button.text == label and button.is_enabled()]
+
+    wait(page, buttons)[0].click()
 
 
 def test_a_run_is_followed_paused_edited_and_gone_on_with(
-    page: webdriver.Chrome, server: Server, read: Callable[..., Any], model: Model, journal: Journal
+    page: webdriver.Chrome, server: Server, read: Callable[..., Any], model: HeldModel, journal: Journal
 ) -> None:
     wait(page, lambda: "no runs" in text(page, "#question"))
     assert server.token not in page.current_url, "a link that is passed on holds no token"
@@ -65,9 +70,7 @@ def test_a_run_is_followed_paused_edited_and_gone_on_with(
         assert "Memory after chunk 2" in text(page, "#step h2")
         model.passes.release()
         wait(page, lambda: "reading · 4 chunks" in text(page, "#state"))
-        assert "Memory after chunk 2" in text(page, "#step h2"), (
-            "whoever looks at an earlier step goes on looking at it"
-        )
+        assert "Memory after chunk 2" in text(page, "#step h2"), "a new step does not replace an earlier one on display"
         click(page, "Pause")
         until(lambda: journal.run("first").paused)
         model.passes.release()
@@ -81,13 +84,13 @@ def test_a_run_is_followed_paused_edited_and_gone_on_with(
     assert area.get_property("value") == "Note 2. Anna has the key."
     area.send_keys(Keys.CONTROL, "a")
     area.send_keys(HOSTILE)
-    asked = len(model.prompts)
+    calls = len(model.prompts)
     click(page, "Continue with this memory")
     wait(page, lambda: "finished" in text(page, "#state"))
     assert text(page, "#answer") == "Anna."
     assert "run=first.1" in page.current_url
-    assert len(model.prompts) - asked == CHUNKS + 1 - 2
-    assert "Berta has it." in model.prompts[asked]
+    assert len(model.prompts) - calls == CHUNKS + 1 - 2
+    assert "Berta has it." in model.prompts[calls]
     find(page, "#steps button")[1].click()
     assert "<img src=x" in text(page, "#step .memory")
     assert "by a person" in text(page, ".facts")
@@ -108,7 +111,9 @@ def test_a_run_is_followed_paused_edited_and_gone_on_with(
     ]
 
 
-def test_editing_is_not_disturbed_by_what_comes(page: webdriver.Chrome, read: Callable[..., Any], model: Model) -> None:
+def test_editing_is_not_disturbed_by_what_comes(
+    page: webdriver.Chrome, read: Callable[..., Any], model: HeldModel
+) -> None:
     model.hold()
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(read)
@@ -119,8 +124,7 @@ def test_editing_is_not_disturbed_by_what_comes(page: webdriver.Chrome, read: Ca
         model.passes.release(100)
         wait(page, lambda: "finished" in text(page, "#state"))
         assert str(find(page, "#memory")[0].get_property("value")).endswith(" jjkk/d")
-        press_other = find(page, "#steps button")[0]
-        press_other.click()
+        find(page, "#steps button")[0].click()
         assert "Memory after chunk 1" in text(page, "#step h2")
         find(page, "#steps button")[1].click()
         click(page, "Edit the memory")
@@ -131,7 +135,7 @@ def test_editing_is_not_disturbed_by_what_comes(page: webdriver.Chrome, read: Ca
 
 
 def test_what_goes_wrong_is_shown(
-    page: webdriver.Chrome, server: Server, read: Callable[..., Any], model: Model, journal: Journal
+    page: webdriver.Chrome, server: Server, read: Callable[..., Any], model: HeldModel, journal: Journal
 ) -> None:
     read()
     journal.edit("first", 1, memory="another note")
@@ -154,12 +158,12 @@ def test_without_the_token_nothing_is_shown(page: webdriver.Chrome, server: Serv
 
 def test_a_server_that_is_gone_is_told(browser: webdriver.Chrome, journal: Journal, read: Callable[..., Any]) -> None:
     read()
-    made = Server(journal, lambda records, run: pytest.fail("nobody goes on"))
-    thread = threading.Thread(target=made.run)
+    server = Server(journal, lambda records, run: pytest.fail("no run is resumed here"))
+    thread = threading.Thread(target=server.run)
     thread.start()
-    browser.get(made.url)
+    browser.get(server.url)
     wait(browser, lambda: "finished" in text(browser, "#state"))
-    made.stop()
+    server.stop()
     thread.join()
     wait(browser, lambda: "is memagent serve still running?" in text(browser, "#note"))
     browser.get("about:blank")

@@ -5,31 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.command_line import run
+from helpers.readings import MARKUP, MEMORIES, make_long_reading, make_reading
 from hypothesis import given
 from hypothesis import strategies as st
-from test_runs import run
 
 from memagent_integrations import BackendError, Journal, Reader, Reading, ScriptedBackend, UsageError
 from memagent_integrations.changes import difference
-from memagent_integrations.records import Budgets, Reply, Source, Span, Step
 from memagent_integrations.trace import origins, page, save_trace
-
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> <!-- {{ 7 * 7 }} \u2028 </style>"
-MEMORIES = [
-    "Anna has the key.",
-    "Anna has the key. The gate is shut.",
-    "Anna has no key! The gate is shut.",
-    "Anna has no key! The gate is shut. It rains",
-]
-
-
-def reading(
-    memories: list[str] = MEMORIES, document: str = "A few words of a document. ", question: str = "Who has the key?"
-) -> Reading:
-    backend = ScriptedBackend(
-        lambda prompt: memories[min(prompt.index, len(memories) - 1)] if prompt.phase == "memory" else "Anna."
-    )
-    return Reader(backend, chunk_tokens=60, memory_tokens=200).read(question, document * 8 * len(memories))
 
 
 def data(html: str) -> dict[str, object]:
@@ -61,12 +44,12 @@ def test_differences_are_of_words() -> None:
 
 
 def test_where_each_sentence_of_the_final_memory_came_from() -> None:
-    assert len(reading().steps) == len(MEMORIES) + 1, "a chunk for each memory"
-    assert dict(origins(reading())) == {"Anna has no key!": 2, "The gate is shut.": 1, "It rains": 3}
+    assert len(make_reading().steps) == len(MEMORIES) + 1, "a chunk for each memory"
+    assert dict(origins(make_reading())) == {"Anna has no key!": 2, "The gate is shut.": 1, "It rains": 3}
 
 
 def test_the_page_holds_the_reading_and_nothing_from_elsewhere() -> None:
-    html = page(reading())
+    html = page(make_reading())
     told = data(html)
     assert told["question"] == "Who has the key?"
     assert told["answer"] == "Anna."
@@ -76,10 +59,10 @@ def test_the_page_holds_the_reading_and_nothing_from_elsewhere() -> None:
 
 
 def test_no_text_is_markup() -> None:
-    html = page(reading([HOSTILE] * 3, HOSTILE, HOSTILE))
+    html = page(make_reading([MARKUP] * 3, MARKUP, MARKUP))
     assert html.count("<script") == 2
     assert "<img" not in html
-    assert data(html)["question"] == HOSTILE
+    assert data(html)["question"] == MARKUP
     assert "<title>&lt;/script&gt;" in html
 
 
@@ -92,33 +75,14 @@ def test_a_reading_that_failed_has_a_page_too() -> None:
     assert data(page(caught.value.reading))["error"] == "the server went away"
 
 
-def long_reading() -> Reading:
-    facts = [f"fact {n} of the long document is noted here. " for n in range(2000)]
-    memories = ["".join(facts[max(n - 40, 0) : n + 1]) for n in range(2000)]
-    steps = [
-        Step(
-            index=n,
-            phase="memory",
-            span=Span(index=n, start=n, end=n + 1, tokens=1, sources=(Source(document_id="log", start=n, end=n + 1),)),
-            memory_before=memories[n - 1] if n else "",
-            memory=memories[n],
-            reply=Reply(text=memories[n]),
-            outcome="updated",
-            cut=False,
-        )
-        for n in range(2000)
-    ]
-    return Reading(question="q", answer="a", memory=memories[-1], steps=tuple(steps), model="m", budgets=Budgets())
-
-
 def test_two_thousand_steps_are_one_page_of_reasonable_size() -> None:
-    html = page(long_reading())
+    html = page(make_long_reading())
     assert len(data(html)["steps"]) == 2000  # type: ignore[arg-type]
-    assert len(html) < 3 * sum(len(step.memory) for step in long_reading().steps)
+    assert len(html) < 3 * sum(len(step.memory) for step in make_long_reading().steps)
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
-    made = reading()
+    made = make_reading()
     made.save(tmp_path / "trace.json")
     assert run("trace", tmp_path / "trace.json", "-o", tmp_path / "page.html").exit_code == 0
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(made)

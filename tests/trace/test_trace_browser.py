@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from helpers.browser import browser, find, needs_browser, press
+from helpers.readings import MARKUP, make_long_reading, make_reading
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
-from test_trace import HOSTILE, long_reading, reading
 
 from memagent_integrations import Reading
 from memagent_integrations.trace import save_trace
@@ -44,7 +44,7 @@ def title(browser: webdriver.Chrome) -> str:
 
 
 def test_the_last_memory_is_shown_with_what_changed(opened: object) -> None:
-    browser = opened(reading())  # type: ignore[operator]
+    browser = opened(make_reading())  # type: ignore[operator]
     assert find(browser, "#question")[0].text == "Who has the key?"
     assert find(browser, "#answer")[0].text == "Anna."
     assert title(browser) == "Memory after chunk 4"
@@ -59,7 +59,7 @@ def test_the_last_memory_is_shown_with_what_changed(opened: object) -> None:
 
 
 def test_keys_and_links(opened: object) -> None:
-    browser = opened(reading())  # type: ignore[operator]
+    browser = opened(make_reading())  # type: ignore[operator]
     press(browser, "k")
     press(browser, Keys.ARROW_UP)
     assert title(browser) == "Memory after chunk 2"
@@ -75,7 +75,7 @@ def test_keys_and_links(opened: object) -> None:
 
 
 def test_search(opened: object) -> None:
-    browser = opened(reading())  # type: ignore[operator]
+    browser = opened(make_reading())  # type: ignore[operator]
     press(browser, "/")
     search = browser.switch_to.active_element
     search.send_keys("HAS THE KEY")
@@ -88,7 +88,7 @@ def test_search(opened: object) -> None:
 
 
 def test_nothing_from_a_document_or_model_runs(opened: object) -> None:
-    browser = opened(reading([HOSTILE] * 3, HOSTILE, HOSTILE))  # type: ignore[operator]
+    browser = opened(make_reading([MARKUP] * 3, MARKUP, MARKUP))  # type: ignore[operator]
     assert find(browser, "#question")[0].text.startswith("</script><script>alert(1)")
     assert not browser.find_elements(By.TAG_NAME, "img")
     browser.execute_script("return document.title")  # type: ignore[no-untyped-call] # raises if an alert is open
@@ -98,7 +98,7 @@ def test_nothing_from_a_document_or_model_runs(opened: object) -> None:
 @pytest.mark.parametrize("width", [1280, 390])
 def test_it_fits_its_width(opened: object, width: int) -> None:
     long = ["A_long_word_without_a_space_" * 30, "Anna has the key. " * 40]
-    browser = opened(reading(long))  # type: ignore[operator]
+    browser = opened(make_reading(long))  # type: ignore[operator]
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500},
@@ -109,7 +109,7 @@ def test_it_fits_its_width(opened: object, width: int) -> None:
 
 
 def test_two_thousand_steps_do_not_lag(opened: object) -> None:
-    browser = opened(long_reading())  # type: ignore[operator]
+    browser = opened(make_long_reading())  # type: ignore[operator]
     assert len(browser.find_elements(By.CSS_SELECTOR, "#steps li")) == 2000
     took = browser.execute_script(  # type: ignore[no-untyped-call]
         "const begun = performance.now(); for (let n = 0; n < 20; n++) document.dispatchEvent(new KeyboardEvent('keydown', {key: 'k'}));"

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from helpers.loopback import Loopback, Request, Response, chat
-from tenacity import wait_none
 
 from memagent_integrations import (
     BackendError,
@@ -24,7 +23,6 @@ from memagent_integrations import (
     Reading,
     ScriptedBackend,
     UsageError,
-    calls,
 )
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.records import Prompt, Reply
@@ -38,11 +36,6 @@ HOW = ("read", "aread", "stream", "astream", "read_many", "aread_many")
 DOWN = BackendError("the server is down", retryable=True)
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_BACKOFF", wait_none())
-
-
 def read(reader: Reader, how: str) -> Reading:
     if how in ("read", "read_many"):
         return reader.read(QUESTION, DOCUMENT) if how == "read" else raised(reader.read_many([(QUESTION, DOCUMENT)])[0])
@@ -51,7 +44,7 @@ def read(reader: Reader, how: str) -> Reading:
         assert isinstance(last, Reading)
         return last
 
-    async def one() -> Reading:
+    async def read_async() -> Reading:
         if how == "aread":
             return await reader.aread(QUESTION, DOCUMENT)
         if how == "aread_many":
@@ -60,7 +53,7 @@ def read(reader: Reader, how: str) -> Reading:
         assert isinstance(last, Reading)
         return last
 
-    return asyncio.run(one())
+    return asyncio.run(read_async())
 
 
 def raised(reading: Reading) -> Reading:
@@ -81,7 +74,7 @@ def failing(times: int, error: MemAgentError = DOWN, at: int = 1) -> Callable[[P
     return lambda prompt: next(left, "a note") if prompt.index == at else "a note"
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("no_backoff")
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_call_that_fails_is_retried(how: str, at: int) -> None:
@@ -91,7 +84,7 @@ def test_a_call_that_fails_is_retried(how: str, at: int) -> None:
     assert (len(reading.steps), reading.answer) == (5, "a note")
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("no_backoff")
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
     ("error", "tries"),
@@ -117,31 +110,31 @@ def test_a_server_that_wants_to_be_left_alone_for_long_is() -> None:
         Reader(backend, **SIZES).read(QUESTION, DOCUMENT)
 
 
-def many(reader: Reader, how: str, documents: int = 20) -> list[Reading]:
+def read_many(reader: Reader, how: str, documents: int = 20) -> list[Reading]:
     jobs = [(f"Question {number}?", DOCUMENT) for number in range(documents)]
     return reader.read_many(jobs) if how == "read_many" else asyncio.run(reader.aread_many(jobs))
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("no_backoff")
 @pytest.mark.parametrize("how", ["read_many", "aread_many"])
 def test_the_budget_of_retries_is_shared(how: str) -> None:
     backend = scripted(lambda prompt: DOWN, retries=100)
     reader = Reader(backend, limits=Limits(breaker_threshold=1000, retry_ratio=0.5), **SIZES)
-    assert all(isinstance(reading.error, BackendError) for reading in many(reader, how))
+    assert all(isinstance(reading.error, BackendError) for reading in read_many(reader, how))
     retries = len(backend.prompts) - 20
     assert 10 <= retries <= 10 + 20 * 0.5
     before = len(backend.prompts)
-    many(reader, how)
+    read_many(reader, how)
     assert before + 20 <= len(backend.prompts) <= before + 20 + 10, (
         "calls go on to earn retries, and those that were refused cost none"
     )
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("no_backoff")
 def test_a_long_good_time_earns_no_storm() -> None:
     backend = scripted(lambda prompt: "a note", retries=100)
     reader = Reader(backend, limits=Limits(retry_ratio=5), **SIZES)
-    many(reader, "read_many", 50)
+    read_many(reader, "read_many", 50)
     before = len(backend.prompts)
     backend._script = lambda prompt: DOWN
     with pytest.raises(BackendError):
@@ -164,7 +157,7 @@ def test_a_server_that_is_down_is_not_asked_by_every_document(how: str) -> None:
     is_down = True
     backend = scripted(lambda prompt: DOWN if is_down else "a note", concurrency=4)
     reader = Reader(backend, limits=Limits(breaker_threshold=5, breaker_cooldown=0.2), **SIZES)
-    readings = many(reader, how, 50)
+    readings = read_many(reader, how, 50)
     assert 5 <= len(backend.prompts) < 5 + 4
     messages = [str(reading.error) for reading in readings]
     assert messages[0] == "the server is down"
@@ -172,40 +165,42 @@ def test_a_server_that_is_down_is_not_asked_by_every_document(how: str) -> None:
     assert all(isinstance(reading.error, BackendError) and reading.error.retryable for reading in readings)
     is_down = False
 
-    until(lambda: not failure(reader))
+    wait_until(lambda: not failure(reader))
     assert reader.read(QUESTION, DOCUMENT).answer == "a note"
 
 
-def until(holds: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     for _ in range(1000):
-        if holds():
+        if condition():
             return
         threading.Event().wait(0.01)
-    raise AssertionError("it never came to that")
+    raise AssertionError("the condition never held")
 
 
 def test_one_call_is_let_through_and_decides() -> None:
-    """However many want to be the one."""
-    done, many_at_once = threading.Event(), 8
+    """However many calls come at the same time."""
+    may_fail, calls_at_once = threading.Event(), 8
 
     def script(prompt: Prompt) -> BackendError:
-        done.wait(PATIENCE)
+        may_fail.wait(PATIENCE)
         return DOWN
 
     backend = scripted(script)
     reader = Reader(backend, limits=Limits(breaker_threshold=2, breaker_cooldown=0.05), **SIZES)
-    done.set()
+    may_fail.set()
     assert [failure(reader), failure(reader)] == ["the server is down"] * 2
-    done.clear()
-    with ThreadPoolExecutor(many_at_once) as pool:
-        until(lambda: reader.calls._breaker._open_until < time.monotonic())
-        tries = [pool.submit(failure, reader) for _ in range(many_at_once)]
-        until(lambda: sum(one.done() for one in tries) == many_at_once - 1)
-        done.set()
-        said = sorted(one.result() for one in tries)
-    assert [message.partition(":")[0] for message in said] == ["scripted was not asked"] * 7 + ["the server is down"]
+    may_fail.clear()
+    with ThreadPoolExecutor(calls_at_once) as pool:
+        wait_until(lambda: reader.calls._breaker._open_until < time.monotonic())
+        tries = [pool.submit(failure, reader) for _ in range(calls_at_once)]
+        wait_until(lambda: sum(future.done() for future in tries) == calls_at_once - 1)
+        may_fail.set()
+        messages = sorted(future.result() for future in tries)
+    assert [message.partition(":")[0] for message in messages] == ["scripted was not asked"] * 7 + [
+        "the server is down"
+    ]
     assert len(backend.prompts) == 2 + 1
-    assert "was not asked" in failure(reader), "the one that was let through failed"
+    assert "was not asked" in failure(reader), "the call that was let through failed"
 
 
 def failure(reader: Reader) -> str:
@@ -219,7 +214,7 @@ def failure(reader: Reader) -> str:
 def test_what_is_about_one_prompt_opens_no_breaker() -> None:
     for error in (ContextOverflow("too long"), UsageError("a wrong setting"), BackendError("a bad request")):
         backend = scripted(lambda prompt, error=error: error, concurrency=1)
-        readings = many(Reader(backend, limits=Limits(breaker_threshold=2), **SIZES), "read_many", 10)
+        readings = read_many(Reader(backend, limits=Limits(breaker_threshold=2), **SIZES), "read_many", 10)
         assert {str(reading.error) for reading in readings} == {str(error)}
 
 
@@ -239,20 +234,20 @@ def test_calls_that_nobody_waits_for_tell_nothing_of_the_server(slow: Callable[.
 
 def test_the_end_of_a_readings_time_says_nothing_of_the_server() -> None:
     backend = scripted(lambda prompt: threading.Event().wait(0.03) or "a note", concurrency=4)
-    readings = many(Reader(backend, limits=Limits(run_timeout=0.05, breaker_threshold=2), **SIZES), "read_many")
+    readings = read_many(Reader(backend, limits=Limits(run_timeout=0.05, breaker_threshold=2), **SIZES), "read_many")
     assert all("run_timeout" in str(reading.error) for reading in readings)
 
 
 def test_a_server_that_cannot_count_is_not_asked_by_every_document() -> None:
     with Loopback(lambda request: Response(status=503, body={"error": {"message": "down"}})) as server:
         backend = OpenAIBackend("m", base_url=f"{server.url}/v1", max_retries=0)
-        readings = many(Reader(backend, limits=Limits(breaker_threshold=3), **SIZES), "read_many")
+        readings = read_many(Reader(backend, limits=Limits(breaker_threshold=3), **SIZES), "read_many")
         assert all(isinstance(reading.error, BackendError) and reading.error.retryable for reading in readings)
         assert len(server.requests) < 3 + backend.concurrency
 
 
 def test_a_call_that_was_given_up_waits_for_no_place() -> None:
-    """Else it would be made when nobody wants its reply, in the place of one that somebody waits for."""
+    """Otherwise it would be made when nobody wants its reply, and hold up a call that somebody waits for."""
     go, arrived, good = threading.Event(), threading.Semaphore(0), chat(["a note"])
 
     def respond(request: Request) -> Response:
@@ -268,15 +263,15 @@ def test_a_call_that_was_given_up_waits_for_no_place() -> None:
             assert all(arrived.acquire(timeout=10) for _ in range(2))
             assert all(list(pool.map(lambda _: failure(reader), range(4))))
             go.set()
-            assert all(held.result().answer for held in holding)
+            assert all(future.result().answer for future in holding)
         reading = reader.read(QUESTION, DOCUMENT)
         backend.close()
-        made = sum(QUESTION in str(request.body) for request in server.requests)
-        assert made == len(reading.steps), "none of those that were given up is made later"
+        calls = sum(QUESTION in str(request.body) for request in server.requests)
+        assert calls == len(reading.steps), "a call that was given up is not made later"
 
 
 class Slow(ScriptedBackend):
-    """Takes its time at one call, or between two pieces of its answer; async as well."""
+    """Waits for `go` in one call, or between two pieces of its answer; async as well."""
 
     def __init__(self, at: int, *, pieces: bool = False, **options: Any) -> None:
         super().__init__(lambda prompt: "a note", **options)
@@ -318,27 +313,27 @@ class Slow(ScriptedBackend):
 
 @pytest.fixture
 def slow() -> Iterator[Callable[..., Slow]]:
-    made: list[Slow] = []
+    backends: list[Slow] = []
 
     def make(at: int, **options: Any) -> Slow:
-        made.append(Slow(at, **options))
-        return made[-1]
+        backends.append(Slow(at, **options))
+        return backends[-1]
 
     yield make
-    for backend in made:
+    for backend in backends:
         backend.go.set()
 
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
-    ("limit", "said"), [("call_timeout", "no reply within 0.1 s"), ("run_timeout", "took more than its 0.1 s")]
+    ("limit", "message"), [("call_timeout", "no reply within 0.1 s"), ("run_timeout", "took more than its 0.1 s")]
 )
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_call_that_takes_too_long_is_given_up(
-    slow: Callable[..., Slow], how: str, limit: str, said: str, at: int
+    slow: Callable[..., Slow], how: str, limit: str, message: str, at: int
 ) -> None:
     backend, started = slow(at), time.monotonic()
-    with pytest.raises(BackendError, match=said) as caught:
+    with pytest.raises(BackendError, match=message) as caught:
         read(Reader(backend, limits=Limits(**{limit: 0.1}), **SIZES), how)
     assert caught.value.retryable
     assert time.monotonic() - started < 4
@@ -377,7 +372,7 @@ def test_a_stream_with_a_time_limit_that_is_left_is_closed() -> None:
     assert closed == [True]
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("no_backoff")
 def test_a_call_that_takes_too_long_is_retried(slow: Callable[..., Slow]) -> None:
     backend = slow(1)
     reader = Reader(backend, limits=Limits(call_timeout=0.2, max_retries=1), **SIZES)
@@ -437,19 +432,19 @@ def test_a_stream_has_one_context() -> None:
 
 
 def test_an_interrupt_ends_the_retries_of_all() -> None:
-    """They wait between two tries, in threads that the interpreter would wait for."""
+    """The other readings pause between two tries, in threads that the interpreter would wait for."""
 
     def script(prompt: Prompt) -> BackendError:
         if "Question 2?" in prompt.messages[0].content:
-            until(lambda: len(backend.prompts) == 3)
+            wait_until(lambda: len(backend.prompts) == 3)
             raise KeyboardInterrupt
         return BackendError("busy", retryable=True, retry_after=60)
 
     backend = scripted(script, retries=5, concurrency=3)
     before = {thread.ident for thread in threading.enumerate()}
     with pytest.raises(KeyboardInterrupt):
-        many(Reader(backend, **SIZES), "read_many", 3)
-    until(lambda: {thread.ident for thread in threading.enumerate()} <= before)
+        read_many(Reader(backend, **SIZES), "read_many", 3)
+    wait_until(lambda: {thread.ident for thread in threading.enumerate()} <= before)
 
 
 def test_no_retry_beyond_the_end_of_a_reading() -> None:
@@ -477,10 +472,10 @@ def test_batches_have_the_limits_too(limit: str) -> None:
     jobs = [(f"Question {number}?", DOCUMENT) for number in range(3)]
     assert all(reading.answer for reading in Reader(Batches([]), limits=Limits(**{limit: 30}), **SIZES).read_many(jobs))
     late = Reader(Batches([0, 0.6]), limits=Limits(**{limit: 0.3}), **SIZES).read_many(jobs)
-    assert all(
-        isinstance(reading.error, BackendError) and limit in str(reading.error) and len(reading.steps) == 1
-        for reading in late
-    )
+    for reading in late:
+        assert isinstance(reading.error, BackendError)
+        assert limit in str(reading.error)
+        assert len(reading.steps) == 1
 
 
 def test_with_a_journal_a_reading_goes_on_where_its_time_was_up(tmp_path: Any, slow: Callable[..., Slow]) -> None:

@@ -48,12 +48,12 @@ def encodable(text: str) -> str:
 @given(text=TEXT.map(encodable), size=st.integers(40, 200))
 def test_chunks_join_to_the_text_and_keep_their_size(name: str, text: str, size: int) -> None:
     count = COUNTERS[name]()
-    made = cut(text, count, size)
-    assert "".join(chunk.text for chunk in made) == text
-    assert [chunk.span.start for chunk in made] == [0, *(chunk.span.end for chunk in made)][: len(made)]
-    for chunk in made:
+    result = cut(text, count, size)
+    assert "".join(chunk.text for chunk in result) == text
+    assert [chunk.span.start for chunk in result] == [0, *(chunk.span.end for chunk in result)][: len(result)]
+    for chunk in result:
         assert chunk.span.tokens == count(chunk.text) <= size
-    for chunk, following in itertools.pairwise(made):
+    for chunk, following in itertools.pairwise(result):
         # full, or else not one more character of what follows would have fitted in
         assert chunk.span.tokens >= FULL * size or count(chunk.text + following.text[0]) > size
 
@@ -62,9 +62,9 @@ def test_chunks_join_to_the_text_and_keep_their_size(name: str, text: str, size:
 def test_chunks_of_a_novel_are_full(name: str, books: Path) -> None:
     count = COUNTERS[name]()
     text = (books / "stevenson-hyde.txt").read_bytes().decode()
-    made = cut(text, count, 1000)
-    assert "".join(chunk.text for chunk in made) == text
-    assert all(900 <= chunk.span.tokens <= 1000 for chunk in made[:-1])
+    result = cut(text, count, 1000)
+    assert "".join(chunk.text for chunk in result) == text
+    assert all(900 <= chunk.span.tokens <= 1000 for chunk in result[:-1])
 
 
 def test_cuts_at_the_best_end_that_is_near() -> None:
@@ -77,53 +77,53 @@ def test_cuts_at_the_best_end_that_is_near() -> None:
 
 
 def test_never_cuts_inside_a_character() -> None:
-    made = cut("e\u0301" * 2000, len, 101)
-    assert all(chunk.text.endswith("\u0301") for chunk in made)
+    result = cut("e\u0301" * 2000, len, 101)
+    assert all(chunk.text.endswith("\u0301") for chunk in result)
     assert not any(chunk.text.endswith("\r") for chunk in cut("\r\n" * 2000, len, 101))
 
 
 def test_a_long_line_without_a_space() -> None:
     text = "x" * 3_000_000
-    made = cut(text, len, 50_000)
-    assert "".join(chunk.text for chunk in made) == text
-    assert all(chunk.span.tokens >= 45_000 for chunk in made[:-1])
+    result = cut(text, len, 50_000)
+    assert "".join(chunk.text for chunk in result) == text
+    assert all(chunk.span.tokens >= 45_000 for chunk in result[:-1])
 
 
 def test_overlap_repeats_the_end_of_the_chunk_before() -> None:
     text = "The quick brown fox jumps. " * 200
-    made = cut(text, len, 300, 60)
+    result = cut(text, len, 300, 60)
     rebuilt, end = "", 0
-    for chunk in made:
+    for chunk in result:
         assert text[chunk.span.start : chunk.span.end] == chunk.text
         assert end - 60 <= chunk.span.start <= end
         rebuilt, end = rebuilt[: chunk.span.start] + chunk.text, chunk.span.end
     assert rebuilt == text
-    assert all(chunk.span.start < before.span.end for before, chunk in itertools.pairwise(made))
+    assert all(chunk.span.start < before.span.end for before, chunk in itertools.pairwise(result))
 
 
 def test_a_chunk_knows_its_sources() -> None:
     documents = {"a": "A" * 150, "b": "B" * 30, "c": "C" * 100}
-    made = cut([Piece_(name, text) for name, text in documents.items()], len, 100)
-    for chunk in made:
+    result = cut([Page(name, text) for name, text in documents.items()], len, 100)
+    for chunk in result:
         parts = [documents[source.document_id][source.start : source.end] for source in chunk.span.sources]
         assert "".join(parts) == chunk.text.replace("\n", "")
-    covered = [(source.document_id, source.start, source.end) for chunk in made for source in chunk.span.sources]
+    covered = [(source.document_id, source.start, source.end) for chunk in result for source in chunk.span.sources]
     assert [name for name, *_ in covered] == ["a", "a", "b", "c", "c"]
     assert covered[0][2] == covered[1][1]
     assert covered[3][2] == covered[4][1]
 
 
-class Piece_:  # noqa: N801
-    """Shaped like a LangChain document."""
+class Page:
+    """Has the attributes of a LangChain document."""
 
     def __init__(self, name: str, text: str) -> None:
         self.page_content, self.metadata = text, {"source": name}
 
 
 def test_pieces_of_one_source_are_one_source() -> None:
-    made = cut((f"line {n}\n" for n in range(500)), len, 1000)
-    assert all(len(chunk.span.sources) == 1 for chunk in made)
-    assert all((s.start, s.end) == (c.span.start, c.span.end) for c in made for s in c.span.sources)
+    result = cut((f"line {n}\n" for n in range(500)), len, 1000)
+    assert all(len(chunk.span.sources) == 1 for chunk in result)
+    assert all((s.start, s.end) == (c.span.start, c.span.end) for c in result for s in c.span.sources)
 
 
 def test_a_character_that_does_not_fit() -> None:
@@ -154,8 +154,8 @@ async def test_async_chunks_are_the_same() -> None:
         yield Piece(text=text, document_id="d", start=len(text))
 
     text = "Some words to cut. " * 100
-    made = [chunk async for chunk in achunks(source(), Chunker(len, 150))]  # type: ignore[arg-type]
-    assert made == list(chunks([Piece(text=text * 2, document_id="d", start=0)], Chunker(len, 150)))
+    result = [chunk async for chunk in achunks(source(), Chunker(len, 150))]  # type: ignore[arg-type]
+    assert result == list(chunks([Piece(text=text * 2, document_id="d", start=0)], Chunker(len, 150)))
 
 
 def test_few_counts_a_chunk() -> None:
@@ -169,5 +169,5 @@ def test_few_counts_a_chunk() -> None:
 
         return count
 
-    made = cut("A sentence of several words stands here. " * 3000, counting(COUNTERS["tiktoken"]()), 500)
-    assert calls <= 6 * len(made)
+    result = cut("A sentence of several words stands here. " * 3000, counting(COUNTERS["tiktoken"]()), 500)
+    assert calls <= 6 * len(result)

@@ -49,17 +49,21 @@ def test_pages_and_start_index() -> None:
     assert places(pages) == [("f.pdf#page=0", 40, "p"), ("f.pdf#page=1", 40, "p")]
 
 
-def node(name: str, start: int, text: str, parent: str = "doc") -> NodeWithScore:
-    relation = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=parent)}
-    return NodeWithScore(
-        node=TextNode(id_=name, text=text, start_char_idx=start, relationships=relation), score=1 / (start + 1)
-    )
+def scored_node(name: str, start: int, text: str, parent: str = "doc") -> NodeWithScore:
+    relationships = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=parent)}
+    node = TextNode(id_=name, text=text, start_char_idx=start, relationships=relationships)
+    return NodeWithScore(node=node, score=1 / (start + 1))
 
 
 def test_scored_nodes_return_to_document_order() -> None:
-    scored = [node("3", 50, "c", "b"), node("2", 10, "b", "a"), node("5", 20, "e", "b"), node("1", 0, "a", "a")]
-    assert places(scored) == [("b", 20, "e"), ("b", 50, "c"), ("a", 0, "a"), ("a", 10, "b")]
-    assert [text for *_, text in places(iter(scored))] == ["c", "b", "e", "a"], "what streams cannot be sorted"
+    nodes = [
+        scored_node("3", 50, "c", "b"),
+        scored_node("2", 10, "b", "a"),
+        scored_node("5", 20, "e", "b"),
+        scored_node("1", 0, "a", "a"),
+    ]
+    assert places(nodes) == [("b", 20, "e"), ("b", 50, "c"), ("a", 0, "a"), ("a", 10, "b")]
+    assert [text for *_, text in places(iter(nodes))] == ["c", "b", "e", "a"], "an iterator cannot be sorted"
 
 
 def test_index_documents_and_nodes() -> None:
@@ -120,7 +124,7 @@ def test_a_file_is_read_in_blocks_without_breaking_characters(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"%PDF-1.7 ...", "is a PDF, not a text file"),
         (b"PK\x03\x04...", "DOCX"),
@@ -132,10 +136,10 @@ def test_a_file_is_read_in_blocks_without_breaking_characters(tmp_path: Path) ->
         (bytes(5000), "full of NUL bytes"),
     ],
 )
-def test_files_that_are_not_text(content: bytes, said: str, tmp_path: Path) -> None:
+def test_files_that_are_not_text(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         text_of(path)
 
 
@@ -161,7 +165,7 @@ class NoMetadata:
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         (b"bytes", "decode it to str"),
         ({"text": "x"}, "is a dict"),
@@ -173,8 +177,8 @@ class NoMetadata:
         (Strange(), "the content of document-1 is int"),
     ],
 )
-def test_what_is_no_document(document: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_is_no_document(document: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         text_of(document)
 
 
@@ -195,9 +199,9 @@ async def test_async_documents() -> None:
         yield Document("three", id="3")
         yield [Document("four", id="4")]
 
-    found: list[Piece] = [piece async for piece in apieces(lines())]
-    assert "".join(piece.text for piece in found) == "one\ntwo\n\n\nthree\n\nfour"
-    assert [piece.document_id for piece in found if piece.document_id] == ["text-1", "text-1", "3", "4"]
+    result: list[Piece] = [piece async for piece in apieces(lines())]
+    assert "".join(piece.text for piece in result) == "one\ntwo\n\n\nthree\n\nfour"
+    assert [piece.document_id for piece in result if piece.document_id] == ["text-1", "text-1", "3", "4"]
     with pytest.raises(UsageError, match="async iterator; read it with aread"):
         text_of(lines())
 
@@ -226,9 +230,9 @@ def test_kinds() -> None:
 )
 def test_the_rest_of_an_iterator_is_not_taken_for_the_whole(make: Callable[[list[str]], Any]) -> None:
     document = make(["one ", "two ", "three"])
-    begun = pieces(document)
-    assert next(begun).text == "one "
-    begun.close()
+    stream = pieces(document)
+    assert next(stream).text == "one "
+    stream.close()
     with pytest.raises(UsageError, match="this iterator was read from before"):
         list(pieces(document))
 
@@ -242,20 +246,20 @@ def test_an_iterator_that_was_read_to_its_end_is_empty() -> None:
 async def test_the_rest_of_an_async_iterator_is_not_taken_for_the_whole() -> None:
     class Lines:
         def __init__(self) -> None:
-            self.left = ["one ", "two ", "three"]
+            self.lines = ["one ", "two ", "three"]
 
         def __aiter__(self) -> Lines:
             return self
 
         async def __anext__(self) -> str:
-            if not self.left:
+            if not self.lines:
                 raise StopAsyncIteration
-            return self.left.pop(0)
+            return self.lines.pop(0)
 
     document = Lines()
-    begun = apieces(document)
-    assert (await anext(begun)).text == "one "
-    await begun.aclose()
+    stream = apieces(document)
+    assert (await anext(stream)).text == "one "
+    await stream.aclose()
     with pytest.raises(UsageError, match="this iterator was read from before"):
         [piece async for piece in apieces(document)]
 
@@ -269,7 +273,7 @@ def test_an_object_with_fields_is_no_document() -> None:
         list(pieces(Page(title="t", body="b")))
 
 
-def test_a_name_of_a_file_that_is_given_as_text_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_text_that_is_the_name_of_a_file_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "lease.txt"
     path.write_text("The rent is 1,200.")
     assert [piece.text for piece in pieces(str(path))] == [str(path)]

@@ -1,4 +1,4 @@
-"""What a server may do wrong, and the one right outcome of each: the table in docs/reliability.md, over real sockets."""
+"""Every fault of a server has one right outcome: the table in docs/reliability.md, over real sockets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 import pytest
 from helpers.loopback import Loopback, Request, Response, chat, completion, events
-from tenacity import wait_none
 
-from memagent_integrations import BackendError, Reader, Reading, calls
+from memagent_integrations import BackendError, Reader, Reading
 from memagent_integrations.backends.openai import OpenAIBackend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +37,7 @@ def problem(status: int, **headers: str) -> Callable[[dict[str, Any], bool], Res
 
 
 def changed(finish_reason: str = "stop", **message: Any) -> Callable[[dict[str, Any], bool], Response]:
-    """The reply with another message."""
+    """Send the reply with another message."""
 
     def respond(good: dict[str, Any], stream: bool) -> Response:
         choice = {"index": 0, "message": {"role": "assistant"} | message, "finish_reason": finish_reason}
@@ -103,7 +102,7 @@ def twice(good: dict[str, Any], stream: bool) -> Response:
 
 
 Outcome = Literal["the reply", "retried", "the old memory", "the reply, cut"] | tuple[str, bool]
-"""Or an error: what it says, and whether it is retryable."""
+"""Or an error: a part of its message, and whether it is retryable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +167,7 @@ def run(how: str, backend: OpenAIBackend, journal: Path | None) -> Reading:
             assert isinstance(last, Reading)
             return last
 
-        async def one() -> Reading:
+        async def read_async() -> Reading:
             async with backend:
                 if how == "aread":
                     return await reader.aread(QUESTION, DOCUMENT)
@@ -176,7 +175,7 @@ def run(how: str, backend: OpenAIBackend, journal: Path | None) -> Reading:
                 assert isinstance(last, Reading)
                 return last
 
-        return asyncio.run(one())
+        return asyncio.run(read_async())
 
 
 CASES = [
@@ -188,23 +187,19 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_BACKOFF", wait_none())
-
-
+@pytest.mark.usefixtures("no_backoff")
 @pytest.mark.parametrize(("name", "call", "how"), CASES)
 def test_a_fault_has_its_outcome(name: str, call: int, how: str, tmp_path: Path) -> None:
-    told, asked = FAULTS[name], itertools.count()
+    fault, call_numbers = FAULTS[name], itertools.count()
     stream = "stream" in how and call == ANSWER_CALL
-    outcome = told.memory if call == MEMORY_CALL else told.streamed if stream else told.answer
+    outcome = fault.memory if call == MEMORY_CALL else fault.streamed if stream else fault.answer
     good = chat(reply)
 
     def respond(request: Request) -> Response:
-        if next(asked) != call:
+        if next(call_numbers) != call:
             return good(request)
         prompt = request.body["messages"][0]["content"]
-        return told.respond(completion(reply(prompt), prompt), bool(request.body.get("stream")))
+        return fault.respond(completion(reply(prompt), prompt), bool(request.body.get("stream")))
 
     def backend(server: Loopback) -> OpenAIBackend:
         return OpenAIBackend(
@@ -226,12 +221,12 @@ def test_a_fault_has_its_outcome(name: str, call: int, how: str, tmp_path: Path)
             assert caught.value.retryable == outcome[1]
             assert caught.value.reading is not None
             assert "error text" not in caught.value.reading.memory
-        reading = run(how, backend(server), journal)  # goes on, where it failed before
-    made = next(asked)
+        reading = run(how, backend(server), journal)  # resumes, if it failed before
+    calls = next(call_numbers)
     if outcome in ("the reply", "retried") or isinstance(outcome, tuple):
         if name != "a reply of 50 MB":
             assert (reading.answer, reading.memory) == (plain.answer, plain.memory)
-        assert made == CALLS + (outcome not in ("the reply",))
+        assert calls == CALLS + (outcome not in ("the reply",))
     else:
         step = reading.steps[call]
         assert (step.outcome, step.cut) == {
@@ -249,5 +244,5 @@ def test_the_table_in_the_docs_is_this_one() -> None:
     def words(outcome: Outcome) -> str:
         return outcome if isinstance(outcome, str) else "error, worth another try" if outcome[1] else "error"
 
-    for name, told in FAULTS.items():
-        assert rows.get(name) == " | ".join(map(words, (told.memory, told.answer, told.streamed))), name
+    for name, fault in FAULTS.items():
+        assert rows.get(name) == " | ".join(map(words, (fault.memory, fault.answer, fault.streamed))), name

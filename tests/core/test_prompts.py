@@ -80,9 +80,8 @@ def test_ordinary_text_is_left_alone() -> None:
     ("layout", "order"), [("memory-first", "qms"), ("section-first", "qsm"), ("section-shared", "sqm")]
 )
 def test_layouts_order_the_blocks(layout: Layout, order: str) -> None:
-    (message,) = PromptSet.default(layout=layout).update_messages(
-        question="QQ", memory="MM", section="SS", memory_tokens=100
-    )
+    prompts = PromptSet.default(layout=layout)
+    (message,) = prompts.update_messages(question="QQ", memory="MM", section="SS", memory_tokens=100)
     positions = {name: message.content.index(name.upper() * 2) for name in "qms"}
     assert "".join(sorted(positions, key=positions.__getitem__)) == order
 
@@ -93,7 +92,8 @@ def test_all_rollouts_share_what_stands_before_the_memory() -> None:
         prompts.update_messages(question="q", memory=memory, section="s" * 99, memory_tokens=9)[0].content
         for memory in "ab"
     )
-    assert "s" * 99 in first[: next(i for i, (x, y) in enumerate(zip(first, second, strict=True)) if x != y)]
+    shared = next(n for n, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
+    assert "s" * 99 in first[:shared]
 
 
 def test_empty_memory_and_budget_are_said() -> None:
@@ -101,9 +101,8 @@ def test_empty_memory_and_budget_are_said() -> None:
     (message,) = prompts.update_messages(question="q", memory="", section="s", memory_tokens=1024)
     assert prompts.empty_memory in message.content
     assert "at most 660 words" in message.content
-    assert (
-        "at most 6 words" in prompts.update_messages(question="q", memory="", section="s", memory_tokens=10)[0].content
-    )
+    (message,) = prompts.update_messages(question="q", memory="", section="s", memory_tokens=10)
+    assert "at most 6 words" in message.content
 
 
 @pytest.mark.parametrize(
@@ -196,19 +195,16 @@ SIGNS = [
 )
 def test_streamed_pieces_are_the_answer(reply: str, cuts: list[int], boxed: bool, opened: bool) -> None:
     prompts = PromptSet.default(answer_format="boxed" if boxed else "text")
-    stream, edges = (
-        AnswerStream(prompts, thinking=opened),
-        sorted({0, *(min(cut, len(reply)) for cut in cuts), len(reply)}),
-    )
-    sent = [text for a, b in itertools.pairwise(edges) for text in stream.feed(reply[a:b])]
+    stream = AnswerStream(prompts, thinking=opened)
+    edges = sorted({0, *(min(cut, len(reply)) for cut in cuts), len(reply)})
+    sent = [text for start, end in itertools.pairwise(edges) for text in stream.feed(reply[start:end])]
     sent += stream.finish(reply)
     assert all(sent)
     answer = prompts.parse_answer(reply)
     assert "".join(sent).endswith(answer)
-    closed = re.sub(
-        r"<(think(?:ing)?)>.*?(?:</\1>|\Z)", "", reply, flags=re.DOTALL
-    )  # what thinking is left was opened before the reply
-    if not re.search("</think", closed) and (not opened or "</think" not in reply):
+    without_blocks = re.sub(r"<(think(?:ing)?)>.*?(?:</\1>|\Z)", "", reply, flags=re.DOTALL)
+    block_opened_before = "</think" in without_blocks
+    if not block_opened_before and (not opened or "</think" not in reply):
         assert "".join(sent) == answer
 
 
@@ -224,9 +220,10 @@ def test_a_thinking_block_that_the_template_opened() -> None:
 
 def test_an_answer_is_streamed_as_it_comes_without_its_tags() -> None:
     stream = AnswerStream(PromptSet.default())
-    fed = ["<thi", "nk>hm", "</think>", "\n<mem", "ory>\n", "It ", "is <", "b> so", ".\n</mem", "ory>"]
-    assert [list(stream.feed(piece)) for piece in fed] == [[], [], [], [], [], ["It"], [" is"], [" <b> so"], ["."], []]
-    assert list(stream.finish("".join(fed))) == []
+    pieces = ["<thi", "nk>hm", "</think>", "\n<mem", "ory>\n", "It ", "is <", "b> so", ".\n</mem", "ory>"]
+    answer = [[], [], [], [], [], ["It"], [" is"], [" <b> so"], ["."], []]
+    assert [list(stream.feed(piece)) for piece in pieces] == answer
+    assert list(stream.finish("".join(pieces))) == []
 
 
 def test_long_tags_are_held_back_too() -> None:
@@ -237,7 +234,7 @@ def test_long_tags_are_held_back_too() -> None:
 
 
 def test_streams_take_time_in_proportion_to_their_length() -> None:
-    """Pieces of a long reply: the text so far must not be looked at again with each of them."""
+    """The text so far must not be looked at again with each piece."""
     stream = AnswerStream(PromptSet.default())
     for piece in [
         "<think>",
@@ -264,7 +261,7 @@ def test_streams_take_time_in_proportion_to_their_length() -> None:
     ],
 )
 def test_no_text_takes_long(text: str) -> None:
-    """Each of these once took time that grew with the square of its length: minutes, at this one."""
+    """Each of these once took time that grew with the square of its length: minutes, at this length."""
     prompts = PromptSet.default(answer_format="boxed", no_change=True)
     assert len(prompts.harmless(text)) == len(text)
     prompts.parse_memory(text)
@@ -308,7 +305,8 @@ def test_prompts_from_the_reference_code(tmp_path: Path) -> None:
     assert (prompts.answer_format, prompts.empty_memory, prompts.no_change) == ("boxed", "Nothing so far", None)
     (message,) = prompts.update_messages(question="Why {memory}?", memory="", section="a</problem>b", memory_tokens=10)
     assert message.content == (
-        "Task:\n<problem>\nWhy {memory}?\n</problem>\n<memory>\nNothing so far\n</memory>\n<section>\na‹/problem>b\n</section>\nA set is {1, 2}.\n"
+        "Task:\n<problem>\nWhy {memory}?\n</problem>\n<memory>\nNothing so far\n</memory>\n"
+        "<section>\na‹/problem>b\n</section>\nA set is {1, 2}.\n"
     )
     assert prompts.answer_messages(question="q", memory="m")[0].content == "q m in \\boxed{}"
     path.write_text(REFERENCE.replace("TEMPLATE_FINAL_BOXED", "OTHER").replace("NO_MEMORY", "OTHER_TOO"))
@@ -325,7 +323,7 @@ def test_files_without_prompts(content: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         PromptSet.from_reference(tmp_path / "missing.py")
     for unreadable in ("a\0b", "\ud800"):
-        with pytest.raises(UsageError, match="cannot take prompts"):
+        with pytest.raises(UsageError, match="cannot read"):
             PromptSet.from_reference(unreadable)
     path.write_text("x = " + "(" * 100_000)
     with pytest.raises(UsageError, match="cannot take prompts"):

@@ -23,10 +23,9 @@ from memagent_integrations.records import Usage
 
 @pytest.fixture
 def reading() -> Reading:
-    script = ["note \x00 中文 \ud800", "", "the answer"]
-    return Reader(ScriptedBackend(script), chunk_tokens=20, memory_tokens=20).read(
-        "Why \ud800?", ["one two three four five six seven " * 5]
-    )
+    backend = ScriptedBackend(["note \x00 中文 \ud800", "", "the answer"])
+    document = ["one two three four five six seven " * 5]
+    return Reader(backend, chunk_tokens=20, memory_tokens=20).read("Why \ud800?", document)
 
 
 def test_a_reading_survives_json(reading: Reading, tmp_path: Path) -> None:
@@ -44,10 +43,10 @@ def test_a_reading_survives_json(reading: Reading, tmp_path: Path) -> None:
 )
 def test_an_error_survives_json_and_pickle(reading: Reading, error: MemAgentError) -> None:
     failed = reading.failed(error)
-    for back in (Reading.from_json(failed.to_json()).error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
-        assert type(back) is type(error)
-        assert str(back) == str(error)
-        assert getattr(back, "retryable", None) == getattr(error, "retryable", None)
+    for restored in (Reading.from_json(failed.to_json()).error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(restored) is type(error)
+        assert str(restored) == str(error)
+        assert getattr(restored, "retryable", None) == getattr(error, "retryable", None)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"question": 1}', b"\xff"])
@@ -63,9 +62,8 @@ def test_foreign_error_names_make_no_objects(reading: Reading) -> None:
 
 
 def test_unknown_usage_stays_unknown(reading: Reading) -> None:
-    assert Usage(prompt_tokens=1, completion_tokens=2) + Usage(prompt_tokens=3, cached_tokens=4) == Usage(
-        prompt_tokens=4
-    )
+    some, others = Usage(prompt_tokens=1, completion_tokens=2), Usage(prompt_tokens=3, cached_tokens=4)
+    assert some + others == Usage(prompt_tokens=4)
     first, *rest = reading.steps
     without = replace(reading, steps=(replace(first, reply=replace(first.reply, usage=Usage())), *rest))
     assert without.usage == Usage()
@@ -87,9 +85,8 @@ def test_a_notebook_shows_a_reading_and_runs_nothing_of_it() -> None:
 
 
 def test_a_step_in_a_notebook_shows_what_changed() -> None:
-    reading = Reader(ScriptedBackend(["the <b> gate is 1739", "the <b> gate is 7319", "a & b"]), chunk_tokens=5).read(
-        "q", "one two three four five six"
-    )
+    backend = ScriptedBackend(["the <b> gate is 1739", "the <b> gate is 7319", "a & b"])
+    reading = Reader(backend, chunk_tokens=5).read("q", "one two three four five six")
     before, after, answer = (step._repr_html_() for step in reading.steps)
     assert ">the &lt;b&gt; gate is 1739</ins>" in before
     assert ">1739</del><ins" in after

@@ -1,4 +1,4 @@
-"""An API key never appears where somebody may read it: in errors, logs, readings, traces, journals, pages, pickles."""
+"""An API key never appears in errors, logs, readings, traces, journals, pages or pickles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCUMENT = "Some words of a long document. " * 60
 
 
 def error(status: int) -> Callable[[str], Response]:
-    return lambda said: Response(status=status, body={"error": {"message": said}})
+    return lambda text: Response(status=status, body={"error": {"message": text}})
 
 
 ECHOES: dict[str, Callable[[str], Response]] = {
@@ -30,15 +30,13 @@ ECHOES: dict[str, Callable[[str], Response]] = {
     "a failure": error(500),
     "a bad request": error(400),
     "an unknown model": error(404),
-    "a window that is too small": lambda said: Response(
-        status=400, body={"error": {"message": f"maximum context length {said}"}}
-    ),
+    "a window that is too small": lambda text: error(400)(f"maximum context length {text}"),
     "an error with status 200": error(200),
-    "no JSON": lambda said: Response(body=f"{{{said}".encode(), headers={"Content-Type": "application/json"}),
-    "a page": lambda said: Response(body=said.encode(), headers={"Content-Type": "text/html"}),
-    "a header": lambda said: Response(status=429, body={}, headers={"Retry-After": said, "X-Request-Id": said}),
-    "a header that is none": lambda said: Response(status=200, body=b"", headers={"Broken\n": said}),
-    "a redirection": lambda said: Response(status=302, body=b"", headers={"Location": f"http://127.0.0.1:1/{said}"}),
+    "no JSON": lambda text: Response(body=f"{{{text}".encode(), headers={"Content-Type": "application/json"}),
+    "a page": lambda text: Response(body=text.encode(), headers={"Content-Type": "text/html"}),
+    "a header": lambda text: Response(status=429, body={}, headers={"Retry-After": text, "X-Request-Id": text}),
+    "a header that is none": lambda text: Response(status=200, body=b"", headers={"Broken\n": text}),
+    "a redirection": lambda text: Response(status=302, body=b"", headers={"Location": f"http://127.0.0.1:1/{text}"}),
 }
 
 
@@ -68,7 +66,7 @@ def test_a_server_that_gives_the_key_away(
     saved = (tmp_path / "saved.json", tmp_path / "page.html")
     reading.save(saved[0])
     save_trace(reading, saved[1])
-    shown = [
+    texts = [
         str(failure),
         repr(failure),
         repr(backend),
@@ -79,7 +77,7 @@ def test_a_server_that_gives_the_key_away(
         reading._repr_html_(),
         caplog.text,
     ]
-    for text in shown:
+    for text in texts:
         assert KEY not in text
     assert KEY not in str(failure.args)
     assert KEY.encode() not in pickle.dumps(failure.with_traceback(None)) + pickle.dumps(reading)
@@ -96,14 +94,14 @@ def read(reader: Reader, how: str) -> Reading | None:
             pass
         return None
 
-    async def one() -> None:
+    async def read_async() -> None:
         async with reader:
             if how == "aread":
                 await reader.aread("Why?", DOCUMENT)
             async for _ in reader.astream("Why?", DOCUMENT):
                 pass
 
-    asyncio.run(one())
+    asyncio.run(read_async())
     return None
 
 
@@ -117,24 +115,18 @@ def test_a_journal_of_a_reading_with_a_key(tmp_path: Path) -> None:
             "tokenizer": "approximate",
             "extra_body": {"password": KEY},
         }
-        with Reader(
-            "openai:m",
-            backend_options=options,
-            window=2000,
-            chunk_tokens=400,
-            memory_tokens=60,
-            journal=tmp_path / "runs.db",
-        ) as reader:
+        sizes = {"window": 2000, "chunk_tokens": 400, "memory_tokens": 60}
+        with Reader("openai:m", backend_options=options, journal=tmp_path / "runs.db", **sizes) as reader:
             reading = reader.read("Why?", DOCUMENT, run="mine")
     with Journal(tmp_path / "runs.db") as journal:
         assert journal.reading("mine") == reading
-        shown = (
-            repr(journal.settings("mine"))
-            + repr(journal.runs())
-            + page(journal.reading("mine"))
-            + reading.to_json()
-            + repr(pickle.dumps(journal))
-        )
-    assert KEY not in shown
+        texts = [
+            repr(journal.settings("mine")),
+            repr(journal.runs()),
+            page(journal.reading("mine")),
+            reading.to_json(),
+            repr(pickle.dumps(journal)),
+        ]
+    assert KEY not in "".join(texts)
     for file in tmp_path.glob("runs.db*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes()

@@ -1,4 +1,4 @@
-"""Spans of readings, by the real SDK. Providers are local: nothing is left behind for other tests."""
+"""Spans of readings, made by the real SDK. Each test has a provider of its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ INPUT, OUTPUT, CACHED = (
 
 
 class Spans:
-    """A provider, and the spans that it was given, by name."""
+    """A provider of tracers, and the spans that they made."""
 
     def __init__(self) -> None:
         self.provider, self._exporter = TracerProvider(), InMemorySpanExporter()
@@ -65,21 +65,21 @@ class Spans:
         return {span.parent.span_id for span in self.named(name) if span.parent}
 
     def attributes(self, *names: str) -> list[tuple[Any, ...]]:
-        """Some attributes of each call."""
+        """Return some attributes of each call."""
         return [tuple((span.attributes or {}).get(name) for name in names) for span in self.named("chat")]
 
 
 @pytest.fixture
 def spans() -> Iterator[Spans]:
-    found = Spans()
-    yield found
-    for span in found:
+    spans = Spans()
+    yield spans
+    for span in spans:
         assert span.end_time is not None
         assert "secret" not in json.dumps([span.to_json(), dict(span.attributes or {})]), "no text in a span"
         assert not span.events
         assert span.status.description is None
-    calls = found.named("chat")
-    parents = {span.context.span_id: span.context.trace_id for span in found.named("invoke_agent")}
+    calls = spans.named("chat")
+    parents = {span.context.span_id: span.context.trace_id for span in spans.named("invoke_agent")}
     assert all(span.parent and parents[span.parent.span_id] == span.context.trace_id for span in calls)
 
 
@@ -134,9 +134,8 @@ def test_a_reading_is_a_span_and_so_is_every_call(spans: Spans) -> None:
         "memagent.step.outcome": "answered",
         "memagent.step.cut": False,
     }
-    assert spans.attributes(
-        "memagent.step.index", "memagent.step.phase", "memagent.step.outcome", "gen_ai.request.max_tokens"
-    ) == [
+    names = ("memagent.step.index", "memagent.step.phase", "memagent.step.outcome", "gen_ai.request.max_tokens")
+    assert spans.attributes(*names) == [
         (0, "memory", "updated", 50),
         (1, "memory", "updated", 50),
         (2, "answer", "answered", 1024),
@@ -150,20 +149,12 @@ def test_a_reading_is_a_span_and_so_is_every_call(spans: Spans) -> None:
 
 def test_what_a_server_leaves_open_stays_open(spans: Spans) -> None:
     usage = Usage(prompt_tokens=7)
-    backend = ScriptedBackend(
-        [
-            Reply(text="secretnote", usage=usage),
-            Reply(text="", usage=usage, finish_reason="length", seconds=1.5),
-            ANSWER,
-        ]
-    )
+    note = Reply(text="secretnote", usage=usage)
+    empty = Reply(text="", usage=usage, finish_reason="length", seconds=1.5)
+    backend = ScriptedBackend([note, empty, ANSWER])
     run(start(spans, backend), backend)
-    assert spans.attributes(
-        INPUT, OUTPUT, "gen_ai.response.finish_reasons", "memagent.step.outcome", "memagent.step.seconds"
-    )[:2] == [
-        (7, None, None, "updated", None),
-        (7, None, ("length",), "kept", 1.5),
-    ]
+    names = (INPUT, OUTPUT, "gen_ai.response.finish_reasons", "memagent.step.outcome", "memagent.step.seconds")
+    assert spans.attributes(*names)[:2] == [(7, None, None, "updated", None), (7, None, ("length",), "kept", 1.5)]
     assert OUTPUT not in (spans.reading().attributes or {})
 
 
@@ -190,16 +181,16 @@ def test_provider_and_model_are_those_of_the_backends_name(
 
 
 def test_the_parent_is_what_was_current_where_the_loop_was_made(spans: Spans) -> None:
-    """The loops of `read_many` run in threads that know nothing of it."""
-    backend, done = ScriptedBackend(NOTES), []
+    """The loops of `read_many` run in threads, in which another span is current."""
+    backend, readings = ScriptedBackend(NOTES), []
     with spans.provider.get_tracer("test").start_as_current_span("request"):
         turns = start(spans, backend)
-    thread = threading.Thread(target=lambda: done.append(run(turns, backend)))
+    thread = threading.Thread(target=lambda: readings.append(run(turns, backend)))
     thread.start()
     thread.join()
     (request,) = spans.named("request")
     parent = spans.reading().parent
-    assert done
+    assert readings
     assert parent
     assert request.context == parent
 
@@ -227,21 +218,19 @@ async def test_spans_of_a_client_are_children_of_the_call(spans: Spans, how: str
     calls, backend = Calls(limits), Client(spans.provider.get_tracer("client"))
     turns = start(spans, backend)
 
-    async def completed(prompt: Prompt) -> AsyncGenerator[str | Reply]:
+    async def acomplete(prompt: Prompt) -> AsyncGenerator[str | Reply]:
         yield await calls.acomplete(backend, prompt)
 
     if how.startswith("a"):
-        call = completed if how == "acomplete" else partial(calls.astream, backend)
+        call = acomplete if how == "acomplete" else partial(calls.astream, backend)
         async for _ in adrive(turns, call, PROMPTS):
             assert not trace.get_current_span().get_span_context().is_valid
     else:
-        for _ in drive(
-            turns,
-            partial(calls.stream, backend)
-            if how == "stream"
-            else lambda prompt: iter([calls.complete(backend, prompt)]),
-            PROMPTS,
-        ):
+
+        def complete(prompt: Prompt) -> Iterator[str | Reply]:
+            yield calls.complete(backend, prompt)
+
+        for _ in drive(turns, complete if how == "complete" else partial(calls.stream, backend), PROMPTS):
             assert not trace.get_current_span().get_span_context().is_valid, "nothing leaks to whoever reads the stream"
     posts = {post.parent.span_id for post in spans.named("POST") if post.parent}
     assert posts == {chat.context.span_id for chat in spans.named("chat")}
@@ -249,20 +238,25 @@ async def test_spans_of_a_client_are_children_of_the_call(spans: Spans, how: str
 
 @pytest.mark.parametrize("how", ["read", "aread"])
 def test_a_mistake_in_a_backend_is_an_error_of_its_call(spans: Spans, how: str) -> None:
-    backend = ScriptedBackend(lambda prompt: 1 / 0)  # type: ignore[arg-type, return-value]
+    backend, calls = ScriptedBackend(lambda prompt: 1 / 0), Calls(Limits())  # type: ignore[arg-type, return-value]
     turns = start(spans, backend)
 
-    async def read() -> None:
-        async def call(prompt: Prompt) -> AsyncGenerator[str | Reply]:
-            yield await Calls(Limits()).acomplete(backend, prompt)
-
-        async for _ in adrive(turns, call, PROMPTS):
+    def read() -> None:
+        for _ in drive(turns, lambda prompt: iter([calls.complete(backend, prompt)]), PROMPTS):
             pass
 
+    def aread() -> None:
+        async def call(prompt: Prompt) -> AsyncGenerator[str | Reply]:
+            yield await calls.acomplete(backend, prompt)
+
+        async def read_async() -> None:
+            async for _ in adrive(turns, call, PROMPTS):
+                pass
+
+        asyncio.run(read_async())
+
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(read()) if how == "aread" else list(
-            drive(turns, lambda prompt: iter([Calls(Limits()).complete(backend, prompt)]), PROMPTS)
-        )
+        {"read": read, "aread": aread}[how]()
     assert {(span.attributes or {}).get("error.type") for span in spans} == {"ZeroDivisionError"}
 
 

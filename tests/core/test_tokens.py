@@ -26,18 +26,24 @@ def test_fit_finds_the_largest(size: int, limit: int, step: int) -> None:
 @given(size=st.integers(1, 3000), limit=st.integers(1, 1000), guess=st.integers(0, 5000))
 def test_fit_may_stop_when_it_is_enough(size: int, limit: int, guess: int) -> None:
     best = min(size, limit * 3)
-    found = fit(limit, size, lambda n: -(-n // 3), guess=guess, enough=0.9)
-    assert found <= best
-    assert found == best or -(-found // 3) >= 0.9 * limit
+    result = fit(limit, size, lambda n: -(-n // 3), guess=guess, enough=0.9)
+    assert result <= best
+    assert result == best or -(-result // 3) >= 0.9 * limit
 
 
 def test_fit_needs_few_counts() -> None:
-    asked: list[int] = []
-    fit(5000, 60_000, lambda n: asked.append(n) or n // 4, guess=19_000, enough=0.96)  # type: ignore[func-returns-value]
-    assert len(asked) <= 3
-    asked.clear()
-    assert fit(1000, 1_000_000, lambda n: asked.append(n) or n // 4) == 4003  # type: ignore[func-returns-value]
-    assert len(asked) <= 25
+    counts = 0
+
+    def cost(n: int) -> int:
+        nonlocal counts
+        counts += 1
+        return n // 4
+
+    fit(5000, 60_000, cost, guess=19_000, enough=0.96)
+    assert counts <= 3
+    counts = 0
+    assert fit(1000, 1_000_000, cost) == 4003
+    assert counts <= 25
 
 
 @given(text=st.text(), limit=st.integers(1, 50))
@@ -82,9 +88,9 @@ def test_approximate_counts_high_elsewhere() -> None:
 def test_counters_by_name(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.train_from_iterator(
-        ["some text"], trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["some text"], trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     expected = len(tokenizer.encode("some text").ids)
     assert load_counter(f"hf:{tmp_path}")("some text") == expected
@@ -109,14 +115,14 @@ def test_unknown_openai_model() -> None:
 
 
 def test_tokenizers_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
+    real_import = builtins.__import__
 
-    def blocked(name: str, *args: Any, **kwargs: Any) -> Any:
+    def import_without_tokenizers(name: str, *args: Any, **kwargs: Any) -> Any:
         if name == "tokenizers":
             raise ImportError(name)
-        return real(name, *args, **kwargs)
+        return real_import(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", blocked)
+    monkeypatch.setattr(builtins, "__import__", import_without_tokenizers)
     with pytest.raises(MissingExtra) as caught:
         load_counter("hf:anything")
     assert caught.value.command == "pip install tokenizers"

@@ -1,7 +1,7 @@
-"""An agent that has long documents read for its questions, and remembers a long conversation. It runs offline: the models follow a script.
+"""An agent that asks questions about long documents, and remembers a long conversation.
 
-With real models, `MemAgentReader(ChatOpenAI(model="gpt-4.1-mini"))` takes the place of the scripted backend, `"openai:gpt-4.1"` that of the
-scripted chat model, and the rest stays.
+It runs offline: the models follow a script. With real models, replace the scripted backends by
+`MemAgentReader(ChatOpenAI(model="gpt-4.1-mini"))` and the scripted chat model by `"openai:gpt-4.1"`.
 """
 
 from typing import Any
@@ -16,34 +16,25 @@ from memagent_integrations.langchain import MemAgentMiddleware, MemAgentTool
 
 
 class ScriptedChatModel(GenericFakeChatModel):
-    """A chat model that says what it is told to, whatever tools it is given."""
+    """A chat model that replies with its messages, whatever tools it gets."""
 
     def bind_tools(self, tools: Any, **_: Any) -> Any:
-        """The model as it is."""
+        """Return the model itself."""
         return self
 
 
-LOG = (
-    "The harbour master noted the tide and the weather. " * 200
-    + "The keeper writes that the code of the north gate is 7319. "
-)
+TIDES = "The harbour master noted the tide and the weather. " * 200
+LOG = TIDES + "The keeper writes that the code of the north gate is 7319. "
 MINUTES = "The board met and spoke of the dredging. " * 200
 
-# what reads the documents, and what keeps the memory of the conversation
-reader = MemAgentReader(
-    ScriptedBackend(["Tides.", "The code of the north gate is 7319.", "It is 7319."]),
-    chunk_tokens=1200,
-    memory_tokens=100,
-)
-notes = MemAgentReader(
-    ScriptedBackend(["The user asked for the code of the north gate; the log says 7319."]), memory_tokens=100
-)
+# one reader reads the documents, the other writes the memory of the conversation
+replies = ["Tides.", "The code of the north gate is 7319.", "It is 7319."]
+reader = MemAgentReader(ScriptedBackend(replies), chunk_tokens=1200, memory_tokens=100)
+memory = ["The user asked for the code of the north gate; the log says 7319."]
+notes = MemAgentReader(ScriptedBackend(memory), memory_tokens=100)
 
-call = {
-    "name": "read_document",
-    "args": {"question": "What is the code of the north gate?", "document": "log"},
-    "id": "1",
-}
+arguments = {"question": "What is the code of the north gate?", "document": "log"}
+call = {"name": "read_document", "args": arguments, "id": "1"}
 model = ScriptedChatModel(
     messages=iter([AIMessage("", tool_calls=[call]), AIMessage("The code is 7319."), AIMessage("You are welcome.")])
 )

@@ -1,6 +1,6 @@
 """A question about a long document, answered in a LangChain chain. It runs offline: the model follows a script.
 
-With a real model, `MemAgentReader(ChatOpenAI(model="gpt-4.1-mini"))` takes the place of the scripted backend, and the rest stays.
+With a real model, replace the scripted backend: `MemAgentReader(ChatOpenAI(model="gpt-4.1-mini"), ...)`.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,10 @@ from memagent_integrations import MemAgentReader, PromptSet, ScriptedBackend
 
 def pages() -> Iterator[Document]:
     for number in range(1, 31):
-        found = "The keeper writes that the code of the north gate is 7319. " if number == 12 else ""
-        yield Document(
-            "The harbour master noted the tide and the weather. " * 8 + found,
-            metadata={"source": "log", "page": number},
-        )
+        text = "The harbour master noted the tide and the weather. " * 8
+        if number == 12:
+            text += "The keeper writes that the code of the north gate is 7319. "
+        yield Document(text, metadata={"source": "log", "page": number})
 
 
 notes = ["NO CHANGE", "The code of the north gate is 7319.", "NO CHANGE", "The code is 7319."]

@@ -1,7 +1,8 @@
-"""A graph that reads a document, while a person looks at the memory after each chunk and puts it right. It runs offline: the model follows a script.
+"""A graph that reads a document, while a person checks the memory after each chunk and corrects it.
 
-With a real model: `python examples/langgraph_edit_memory.py openai:gpt-5-mini` (or "smollm2"; what `MemAgentReader` takes as a name). The thread is
-kept in memory here; with `SqliteSaver` it outlives the process, and `graph.invoke(None, config)` goes on with it.
+It runs offline: the model follows a script. With a real model (any name that `MemAgentReader` takes):
+`python examples/langgraph_edit_memory.py openai:gpt-5-mini`. The thread is kept in memory here; with `SqliteSaver` it
+outlives the process, and `graph.invoke(None, config)` resumes it.
 """
 
 import sys
@@ -30,9 +31,8 @@ def script(prompt: Prompt) -> str:
 
 
 def main() -> None:
-    reader = MemAgentReader(
-        sys.argv[1] if len(sys.argv) > 1 else ScriptedBackend(script), chunk_tokens=400, memory_tokens=100
-    )
+    model = sys.argv[1] if len(sys.argv) > 1 else ScriptedBackend(script)
+    reader = MemAgentReader(model, chunk_tokens=400, memory_tokens=100)
     graph = build_graph(reader, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
     config: RunnableConfig = {"configurable": {"thread_id": "log"}}
     with tempfile.TemporaryDirectory() as folder:

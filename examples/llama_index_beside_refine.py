@@ -1,9 +1,9 @@
 """A question about a long document: LlamaIndex's own `Refine` and a bounded memory, side by side, with one model.
 
-    python examples/llama_index_beside_refine.py                    # a model that follows a script: calls and tokens count, seconds do not
-    python examples/llama_index_beside_refine.py --model smollm2    # the embedded model; any name that load_backend knows
+    python examples/llama_index_beside_refine.py                    # a scripted model: the seconds mean nothing
+    python examples/llama_index_beside_refine.py --model smollm2    # the embedded model, or any that load_backend knows
 
-Refine carries its answer from chunk to chunk, and shows it again in every prompt; the memory never grows beyond its budget.
+Refine carries its answer from chunk to chunk, and repeats it in every prompt; the memory never exceeds its budget.
 """
 
 import argparse
@@ -25,7 +25,7 @@ CHUNK, OUTPUT = 500, 60
 
 
 class Counted(CustomLLM):
-    """A LlamaIndex LLM over a backend, which counts its calls and tokens: the same for both."""
+    """A LlamaIndex LLM over a backend that counts its calls and tokens in the same way for both."""
 
     backend: Any
     calls: int = 0
@@ -33,7 +33,7 @@ class Counted(CustomLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex asks about the model."""
+        """What LlamaIndex needs to know about the model."""
         return LLMMetadata(
             context_window=self.backend.window or 8192,
             num_output=OUTPUT,
@@ -42,22 +42,20 @@ class Counted(CustomLLM):
         )
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """One call of the backend."""
-        said = tuple(
-            Message(role="system" if each.role == "system" else "user", content=each.content or "") for each in messages
-        )
-        reply = self.backend.complete(
-            Prompt(index=self.calls, phase="answer", messages=said, max_tokens=kwargs.get("max_tokens", OUTPUT))
-        )
+        """Call the backend once."""
+        texts = [message.content or "" for message in messages]
+        roles = ["system" if message.role == "system" else "user" for message in messages]
+        converted = tuple(Message(role=role, content=text) for role, text in zip(roles, texts, strict=True))
+        limit = kwargs.get("max_tokens", OUTPUT)
+        reply = self.backend.complete(Prompt(index=self.calls, phase="answer", messages=converted, max_tokens=limit))
         self.calls += 1
-        self.tokens += self.backend.count(reply.text) + sum(self.backend.count(each.content) for each in said)
+        self.tokens += sum(map(self.backend.count, [*texts, reply.text]))
         return ChatResponse(message=ChatMessage(role="assistant", content=reply.text))
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """`chat`, with one message."""
-        return CompletionResponse(
-            text=self.chat([ChatMessage(role="user", content=prompt)], **kwargs).message.content or ""
-        )
+        response = self.chat([ChatMessage(role="user", content=prompt)], **kwargs)
+        return CompletionResponse(text=response.message.content or "")
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
         """`complete`, in one piece."""
@@ -70,10 +68,10 @@ def script(prompt: Prompt) -> str:
 
 
 def log(pages: int) -> Document:
-    day = "The harbour master noted the tide and the weather of day {}. The wind came from the west, and two ships left for the islands. "
-    return Document(
-        text="".join(day.format(number) + (FACT if number == pages // 3 else "") for number in range(pages))
-    )
+    weather = "The harbour master noted the tide and the weather of day {}. "
+    day = weather + "The wind came from the west, and two ships left for the islands. "
+    days = [day.format(number) + (FACT if number == pages // 3 else "") for number in range(pages)]
+    return Document(text="".join(days))
 
 
 def refine(llm: Counted, document: Document) -> str:
@@ -102,10 +100,9 @@ def main() -> None:
     print(f"{'':<10}{'calls':>6}{'tokens':>8}{'seconds':>9}  answer")
     for name, ask in ways.items():
         llm, begun = Counted(backend=backend), time.monotonic()
-        answer = ask(llm, log(options.days))
-        print(
-            f"{name:<10}{llm.calls:>6}{llm.tokens:>8}{time.monotonic() - begun:>9.2f}  {' '.join(answer.split())[:70]}"
-        )
+        answer = " ".join(ask(llm, log(options.days)).split())
+        seconds = time.monotonic() - begun
+        print(f"{name:<10}{llm.calls:>6}{llm.tokens:>8}{seconds:>9.2f}  {answer[:70]}")
     backend.close()
 
 

@@ -1,7 +1,7 @@
-"""Ask a question about LlamaIndex documents of any length, and see where each note of the memory came from.
+"""A question about LlamaIndex documents of any length, with the parts of the documents that were read for it.
 
-The scripted backend answers without a model, so this runs anywhere. For a real one pass `model=` a LlamaIndex LLM or a name such as
-"openai:gpt-5-mini"; with neither, `Settings.llm` is used.
+It runs offline: the model follows a script. For a real one pass a LlamaIndex LLM or a name such as "openai:gpt-5-mini"
+as `model=`; without it, `Settings.llm` is used.
 """
 
 from llama_index.core.schema import Document

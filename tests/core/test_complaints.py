@@ -1,6 +1,7 @@
-"""What users of LangChain and LlamaIndex complain of in their trackers, and what is asked of this package so that they do not: a test each.
+"""What users of LangChain and LlamaIndex complain about in their trackers, and tests that this package does better.
 
-The number of a test is that of the complaint, its docstring names the threads. Where both frameworks have the complaint, both doors are tried.
+The number of a test is that of the complaint, its docstring names the threads. Where users of both frameworks have the
+complaint, the test runs with both.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from uuid import UUID
 
 import pytest
 from helpers.fake_llm import FakeLLM, FixedRetriever, fake, pieces_of
+from helpers.instrumentation import EventLog, instrumented
 from helpers.loopback import Loopback, Request, Response, chat, completion
+from helpers.scripted_agent import THREAD, AgentModel, middleware, send, texts
 from helpers.scripted_chat import ANSWER, DOCUMENT, SMALL, Model, count, say, total
+from helpers.scripted_memory import DOWN, MemoryModel, user
 from langchain.agents import create_agent
 from langchain_core.callbacks import BaseCallbackHandler, get_usage_metadata_callback
 from langchain_core.documents import Document as LangChainDocument
@@ -42,17 +46,10 @@ from llama_index.core.llms.callbacks import llm_chat_callback
 from llama_index.core.memory import Memory
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import Document, NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
-from llama_index_instrumentation import get_dispatcher
-from llama_index_instrumentation.base import BaseEvent
-from llama_index_instrumentation.event_handlers import BaseEventHandler
 from llama_index_instrumentation.span_handlers import SimpleSpanHandler
 from pydantic import Field, PrivateAttr
 from sqlalchemy.ext.asyncio import create_async_engine
 from tenacity import wait_none
-from test_memory import DOWN, user
-from test_memory import Model as MemoryModel
-from test_middleware import THREAD, Chat, middleware, texts
-from test_middleware import say as send
 
 from memagent_integrations import (
     Backend,
@@ -75,7 +72,6 @@ from memagent_integrations.llama_index import (
     MemAgentAnswerEnd,
     MemAgentReview,
     MemAgentReviewed,
-    MemAgentStep,
     MemAgentStepEvent,
     MemAgentWorkflow,
 )
@@ -90,8 +86,8 @@ Script = Callable[[str], str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What a user gets: the answer in pieces as they came, and what is told of the reading."""
+class Result:
+    """What a user gets: the answer in pieces as they came, and the details of the reading."""
 
     pieces: list[str]
     memory: str
@@ -113,30 +109,30 @@ class LangChain:
 
     def __post_init__(self) -> None:
         self.model = self.model or Model(script=self.script)
-        own = {} if isinstance(self.model, Backend) else {"tokenizer": count}
-        self.reader = MemAgentReader(self.model, **(own | SMALL | self.settings))
+        tokenizer = {} if isinstance(self.model, Backend) else {"tokenizer": count}
+        self.reader = MemAgentReader(self.model, **(tokenizer | SMALL | self.settings))
 
-    async def ask(self, way: str = "plain", document: Any = DOCUMENT, question: str = QUESTION) -> Told:
+    async def ask(self, way: str = "plain", document: Any = DOCUMENT, question: str = QUESTION) -> Result:
         documents = [LangChainDocument(text) for text in document] if isinstance(document, list) else document
-        given: Any = {"question": question, "context": documents}
+        value: Any = {"question": question, "context": documents}
         if way in ("plain", "aplain"):
-            messages: list[Any] = [self.reader.invoke(given) if way == "plain" else await self.reader.ainvoke(given)]
+            messages: list[Any] = [self.reader.invoke(value) if way == "plain" else await self.reader.ainvoke(value)]
         elif way == "stream":
-            messages = list(self.reader.stream(given))
+            messages = list(self.reader.stream(value))
         else:
-            messages = [chunk async for chunk in self.reader.astream(given)]
+            messages = [chunk async for chunk in self.reader.astream(value)]
         whole, usage = total(messages), messages[-1].usage_metadata
-        told = whole.response_metadata["memagent"]
-        return Told(
+        details = whole.response_metadata["memagent"]
+        return Result(
             pieces=[str(message.text) for message in messages if message.text],
-            memory=told["memory"],
-            outcomes=told["outcomes"],
+            memory=details["memory"],
+            outcomes=details["outcomes"],
             usage=(usage["input_tokens"], usage["output_tokens"]) if usage else (None, None),
         )
 
     @property
-    def asked(self) -> list[str]:
-        return list(self.model.asked)
+    def prompts(self) -> list[str]:
+        return list(self.model.prompts)
 
 
 @dataclass
@@ -149,36 +145,44 @@ class LlamaIndex:
 
     def __post_init__(self) -> None:
         self.model = self.model or fake(self.script)
-        own: Any = {} if isinstance(self.model, Backend) else {"tokenizer": count}
-        self.settings = own | SMALL | self.settings
+        tokenizer: Any = {} if isinstance(self.model, Backend) else {"tokenizer": count}
+        self.settings = tokenizer | SMALL | self.settings
 
     def engine(self, document: Any = DOCUMENT, **more: Any) -> MemAgentQueryEngine:
         documents = [Document(text=text) for text in (document if isinstance(document, list) else [document])]
         return MemAgentQueryEngine.from_documents(documents, self.model, **(self.settings | more))
 
-    async def ask(self, way: str = "plain", document: Any = DOCUMENT, question: str = QUESTION) -> Told:
+    async def ask(self, way: str = "plain", document: Any = DOCUMENT, question: str = QUESTION) -> Result:
         engine = self.engine(document, streaming=way.endswith("stream"))
         response: Any = await engine.aquery(question) if way.startswith("a") else engine.query(question)
         if way == "astream":
             pieces = await pieces_of(response)
         else:
             pieces = list(response.response_gen) if way == "stream" else [str(response)]
-        told = response.metadata["memagent"]
-        return Told(
+        details = response.metadata["memagent"]
+        return Result(
             pieces=pieces,
-            memory=told["memory"],
-            outcomes=dict(Counter(step["outcome"] for step in told["steps"])),
-            usage=(told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]),
+            memory=details["memory"],
+            outcomes=dict(Counter(step["outcome"] for step in details["steps"])),
+            usage=(details["usage"]["prompt_tokens"], details["usage"]["completion_tokens"]),
         )
 
     @property
-    def asked(self) -> list[str]:
+    def prompts(self) -> list[str]:
         return [str(messages[-1].content) for _, messages, _ in self.model.calls]
 
 
 Door = type[LangChain] | type[LlamaIndex]
 BOTH = pytest.mark.parametrize("door", [LangChain, LlamaIndex])
-EACH_WAY = pytest.mark.parametrize("way", ["plain", "aplain", "stream", "astream"])
+WAYS = ("plain", "aplain", "stream", "astream")
+EACH_WAY = pytest.mark.parametrize("way", WAYS)
+SYNC_AND_ASYNC = pytest.mark.parametrize("way", ["plain", "astream"])
+# For claims about `Reader`: LlamaIndex's ways call each of its four methods, LangChain's only `stream` (plain, stream)
+# and `astream` (aplain, astream).
+EACH_READER_METHOD = pytest.mark.parametrize(
+    ("door", "way"),
+    [(LangChain, "plain"), (LangChain, "astream")] + [(LlamaIndex, way) for way in WAYS],
+)
 STREAMED = pytest.mark.parametrize("way", ["stream", "astream"])
 
 
@@ -231,29 +235,6 @@ def server_of(door: Door, script: Script) -> Iterator[Any]:
         yield ChatOpenAI(model="m", base_url=server.url + "/v1", api_key="none", max_retries=0)
 
 
-class Heard(BaseEventHandler):
-    """LlamaIndex's events."""
-
-    events: list[Any] = Field(default_factory=list)
-
-    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
-        self.events.append(event)
-
-    @property
-    def steps(self) -> list[Any]:
-        return [event.step for event in self.events if isinstance(event, MemAgentStep)]
-
-
-@contextmanager
-def instrumented(handler: Any) -> Iterator[Any]:
-    """The handler of events or spans at LlamaIndex's root dispatcher."""
-    root, kind = get_dispatcher(), "event_handlers" if isinstance(handler, BaseEventHandler) else "span_handlers"
-    before = getattr(root, kind)
-    setattr(root, kind, [*before, handler])
-    yield handler
-    setattr(root, kind, before)
-
-
 def is_update(text: str) -> bool:
     return "<section>" in text
 
@@ -272,12 +253,12 @@ def noting(*notes: str, answer: Script | None = None) -> Script:
     return lambda text: next(left) if is_update(text) else (answer(text) if answer else ANSWER)
 
 
-def failing_at(call: int, error: BaseException, asked: list[str]) -> Script:
+def failing_at(call: int, error: BaseException, prompts: list[str]) -> Script:
     """Fails once, in this call (counted from 1); `asked` keeps the prompts."""
 
     def script(text: str) -> str:
-        asked.append(text)
-        if len(asked) == call:
+        prompts.append(text)
+        if len(prompts) == call:
             raise error
         return say(text)
 
@@ -285,7 +266,7 @@ def failing_at(call: int, error: BaseException, asked: list[str]) -> Script:
 
 
 class Peak:
-    """How many are inside at a time. The first two stay until whoever else is let in has come: `watch` lets them go on."""
+    """Counts how many are inside at a time. The first two wait inside until `watch` has let in all that can come in."""
 
     def __init__(self) -> None:
         self.most = self.inside = 0
@@ -307,25 +288,22 @@ class Peak:
         self._count(-1)
 
     async def watch(self, work: Awaitable[Any]) -> Any:
-        """What comes of the work."""
+        """Return the result of the work."""
         async with asyncio.timeout(PATIENCE):
             task = asyncio.ensure_future(work)
             while self.inside < 2:
                 await asyncio.to_thread(int)
-            for _ in range(
-                300
-            ):  # turns for all that should not come in; these do not decide whether correct code passes
+            for _ in range(300):  # turns for those that should not come in; correct code passes with any number of them
                 await asyncio.to_thread(int)
             self._open.set()
             self._aopen.set()
             return await task
 
 
-# ---- 1 to 4: what becomes of the memory ----------------------------------------------------------------------------------------
+# ---- 1 to 4: what becomes of the memory ------------------------------------------------------------------
 
 
-@BOTH
-@EACH_WAY
+@EACH_READER_METHOD
 async def test_complaint_01_the_answer_is_never_a_remark_that_nothing_changed(door: Door, way: str) -> None:
     """langchain #2504, #8824, #1460; llama_index #700."""
 
@@ -336,31 +314,26 @@ async def test_complaint_01_the_answer_is_never_a_remark_that_nothing_changed(do
         noting("The code is 7319.", "NO CHANGE", "", "NO CHANGE.", answer=answer),
         settings={"prompts": PromptSet.default(no_change=True)},
     )
-    told = await subject.ask(way)
-    assert (told.answer, told.memory) == ("7319", "The code is 7319.")
-    assert told.outcomes == {"updated": 1, "unchanged": 2, "kept": 1, "answered": 1}, (
+    result = await subject.ask(way)
+    assert (result.answer, result.memory) == ("7319", "The code is 7319.")
+    assert result.outcomes == {"updated": 1, "unchanged": 2, "kept": 1, "answered": 1}, (
         "each remark is told as what it was"
     )
-    *updates, last = subject.asked
+    *updates, last = subject.prompts
     assert [memory_in(text) for text in updates[1:]] == ["The code is 7319."] * 3
     assert not [text for text in updates if "Answer the question" in text], "an update is never asked for the answer"
     assert section_in(last) == "", "the answer comes from a call of its own, and from the memory alone"
 
 
-@BOTH
 @pytest.mark.parametrize(
     "remark",
     ["The original summary remains.", "No changes needed.", "No changes are needed: the original answer still stands."],
 )
 @pytest.mark.parametrize("no_change", [False, True])
-async def test_complaint_01_a_remark_in_words_of_the_models_own_is_no_memory(
-    door: Door, remark: str, no_change: bool
-) -> None:
+async def test_complaint_01_a_remark_in_words_of_the_models_own_is_no_memory(remark: str, no_change: bool) -> None:
     """langchain #2504, llama_index #700: models make the remark unasked, and in many words."""
-    subject = door(
-        noting("The code is 7319.", *[remark] * 3, answer=memory_in),
-        settings={"prompts": PromptSet.default(no_change=no_change)},
-    )
+    script = noting("The code is 7319.", *[remark] * 3, answer=memory_in)
+    subject = LlamaIndex(script, settings={"prompts": PromptSet.default(no_change=no_change)})
     assert (await subject.ask()).answer == "The code is 7319."
 
 
@@ -369,11 +342,11 @@ SIGNED = ["Ann, Bob, Cyd and Dan signed in Bern.", "Ann signed."]
 
 async def test_complaint_02_a_memory_that_shrinks_is_seen_and_mended_langchain() -> None:
     """langchain #2504 (a comment: the model throws away half the summary in a middle step)."""
-    heard = Events()
+    events = Events()
     LangChain(noting(SIGNED[0], *SIGNED[1:] * 3)).reader.invoke(
-        {"question": QUESTION, "context": DOCUMENT}, {"callbacks": [heard]}
+        {"question": QUESTION, "context": DOCUMENT}, {"callbacks": [events]}
     )
-    assert [data["memory"] for _, data in heard.events] == [SIGNED[0], *SIGNED[1:] * 3], "every version is shown"
+    assert [data["memory"] for _, data in events.events] == [SIGNED[0], *SIGNED[1:] * 3], "every version is shown"
 
     model = Model(script=noting(SIGNED[0], SIGNED[1], SIGNED[0], SIGNED[0], answer=memory_in))
     graph = build_graph(
@@ -391,15 +364,15 @@ async def test_complaint_02_a_memory_that_shrinks_is_seen_and_mended_langchain()
         known = state["memory"]
         state = graph.invoke(None, THREAD)
     assert mended == 1
-    assert memory_in(model.asked[2]) == f"{SIGNED[0]} Edited.", "the next chunk is read on from what the person wrote"
+    assert memory_in(model.prompts[2]) == f"{SIGNED[0]} Edited.", "the next chunk is read on from what the person wrote"
     assert state["answer"] == SIGNED[0]
 
 
 async def test_complaint_02_a_memory_that_shrinks_is_seen_and_mended_llama_index() -> None:
     """langchain #2504, of LlamaIndex's refine: llama_index #700."""
-    with instrumented(Heard()) as heard:
+    with instrumented(EventLog()) as log:
         await LlamaIndex(noting(SIGNED[0], *SIGNED[1:] * 3)).ask()
-    lengths = [(len(step.memory_before), len(step.memory)) for step in heard.steps]
+    lengths = [(len(step.memory_before), len(step.memory)) for step in log.steps]
     assert lengths == [(0, 37), (37, 11), (11, 11), (11, 11)], "every version is shown, beside the one before it"
 
     llm = fake(noting(SIGNED[0], SIGNED[1], SIGNED[0], SIGNED[0], answer=memory_in))
@@ -417,62 +390,59 @@ async def test_complaint_02_a_memory_that_shrinks_is_seen_and_mended_llama_index
     assert str(await handler) == SIGNED[0]
 
 
-@BOTH
-@EACH_WAY
+@EACH_READER_METHOD
 async def test_complaint_03_a_crash_midway_loses_no_work(door: Door, way: str, tmp_path: Path) -> None:
     """langchain #6733; PageIndex #227."""
-    asked: list[str] = []
-    with server_of(door, failing_at(3, ConnectionError("the server is gone"), asked)) as model:
+    prompts: list[str] = []
+    with server_of(door, failing_at(3, ConnectionError("the server is gone"), prompts)) as model:
         with pytest.raises(BackendError) as caught:
             await door(model=model, settings={"journal": tmp_path / "runs.db"}).ask(way)
         assert caught.value.reading is not None
         assert [step.outcome for step in caught.value.reading.steps] == ["updated"] * 2, (
             "what was read is told with the error"
         )
-        told = await door(model=model, settings={"journal": tmp_path / "runs.db"}).ask(way)
-    assert told.answer == ANSWER
-    sections = [section_in(text) for text in asked if is_update(text)]
+        result = await door(model=model, settings={"journal": tmp_path / "runs.db"}).ask(way)
+    assert result.answer == ANSWER
+    sections = [section_in(text) for text in prompts if is_update(text)]
     assert sections[2] == sections[3]
     assert "".join([*sections[:3], *sections[4:]]) == DOCUMENT, "no chunk is read twice but the one that failed"
-    assert len(asked) == CHUNKS + 2
+    assert len(prompts) == CHUNKS + 2
 
 
-@BOTH
+@EACH_READER_METHOD
 @pytest.mark.parametrize("call", [2, CHUNKS + 1], ids=["an update", "the answer"])
-@EACH_WAY
 async def test_complaint_03_a_step_is_tried_again_and_not_the_document(
     door: Door, way: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """langchain #6733."""
     monkeypatch.setattr(calls, "_BACKOFF", wait_none())
-    asked: list[str] = []
-    with server_of(door, failing_at(call, ConnectionError("the server is gone"), asked)) as model:
-        told = await door(model=model, settings={"limits": Limits(max_retries=1)}).ask(way)
-    assert told.answer == ANSWER
-    assert len(asked) == CHUNKS + 2
+    prompts: list[str] = []
+    with server_of(door, failing_at(call, ConnectionError("the server is gone"), prompts)) as model:
+        result = await door(model=model, settings={"limits": Limits(max_retries=1)}).ask(way)
+    assert result.answer == ANSWER
+    assert len(prompts) == CHUNKS + 2
 
 
-@BOTH
-@EACH_WAY
+@EACH_READER_METHOD
 async def test_complaint_04_an_error_is_never_the_memory(door: Door, way: str, tmp_path: Path) -> None:
     """langchain #38867."""
-    asked: list[str] = []
-    with server_of(door, failing_at(3, ConnectionError("Error generating summary"), asked)) as model:
+    prompts: list[str] = []
+    with server_of(door, failing_at(3, ConnectionError("Error generating summary"), prompts)) as model:
         with pytest.raises(BackendError) as caught:
             await door(model=model, settings={"journal": tmp_path / "runs.db"}).ask(way)
-        kept = memory_in(asked[2])
+        kept = memory_in(prompts[2])
         assert caught.value.reading is not None
         assert caught.value.reading.memory == kept != ""
-        told = await door(model=model, settings={"journal": tmp_path / "runs.db"}).ask(way)
-    assert memory_in(asked[3]) == kept, "the reading goes on from the memory before the error"
-    assert "Error" not in told.memory + "".join(asked)
+        result = await door(model=model, settings={"journal": tmp_path / "runs.db"}).ask(way)
+    assert memory_in(prompts[3]) == kept, "the reading goes on from the memory before the error"
+    assert "Error" not in result.memory + "".join(prompts)
 
 
 @pytest.mark.parametrize("on_failure", ["raise", "later"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 async def test_complaint_04_an_error_never_replaces_a_history_langchain(on_failure: str, is_async: bool) -> None:
     """langchain #38867."""
-    model = Chat()
+    model = AgentModel()
     folding = middleware(
         ScriptedBackend([BackendError("Error generating summary"), "They greet."]), on_failure=on_failure
     )
@@ -495,7 +465,7 @@ async def test_complaint_04_an_error_never_replaces_a_history_langchain(on_failu
     state = await send(agent, "five", is_async=is_async)
     answered = [] if on_failure == "raise" else ["You said four."]
     assert (state["memory"], texts(state["messages"])) == ("They greet.", ["four", *answered, "five", "You said five."])
-    assert not [text for messages in model.asked for text in texts(messages) if "Error" in text]
+    assert not [text for messages in model.calls for text in texts(messages) if "Error" in text]
 
 
 async def test_complaint_04_an_error_never_replaces_a_history_llama_index() -> None:
@@ -509,21 +479,21 @@ async def test_complaint_04_an_error_never_replaces_a_history_llama_index() -> N
         "async_engine": engine,
     }
     memory = Memory.from_defaults(session_id="s", memory_blocks=[block], **options)
-    said = [f"My name for number {number} is Ann{number}, and I live in town {number}." for number in range(12)]
-    for text in said:
+    messages = [f"My name for number {number} is Ann{number}, and I live in town {number}." for number in range(12)]
+    for text in messages:
         await memory.aput(user(text))
         assert DOWN.args[0] not in str(await memory.aget()) + block.memory
     await engine.dispose()
     assert len(model.sections) > 2
     assert model.memories[1].startswith("(empty"), "the fold that failed left the memory as it was"
     folded = "".join(model.sections[1:])
-    assert all(text in folded or text in block.pending for text in said if text in model.sections[0]), (
+    assert all(text in folded or text in block.pending for text in messages if text in model.sections[0]), (
         "and its messages are folded by the next one"
     )
-    assert said[0] in model.sections[1]
+    assert messages[0] in model.sections[1]
 
 
-# ---- 5 to 7: sizes -------------------------------------------------------------------------------------------------------------
+# ---- 5 to 7: sizes ---------------------------------------------------------------------------------------
 
 WINDOW = 700  # of which the templates take some 250
 
@@ -535,22 +505,20 @@ def overflowing(text: str) -> str:
     return "fact " * 400 if is_update(text) else ANSWER
 
 
-@BOTH
-@EACH_WAY
+@EACH_READER_METHOD
 async def test_complaint_05_no_call_overflows_the_window(door: Door, way: str) -> None:
     """langchain #13230, #6191, #5829, #9235, #1349."""
     subject = door(overflowing, settings={"window": WINDOW, "output_tokens": 50})
     documents = ["Short.", "Some words of one document that is far too long. " * 200, "!" * 900, "Short again."]
-    told = await subject.ask(way, documents)
-    assert told.answer == ANSWER
-    assert "".join(section_in(text) for text in subject.asked) == "\n\n".join(documents), (
+    result = await subject.ask(way, documents)
+    assert result.answer == ANSWER
+    assert "".join(section_in(text) for text in subject.prompts) == "\n\n".join(documents), (
         "documents are split, and nothing is left out"
     )
-    assert max(count(section_in(text)) for text in subject.asked) <= SMALL["chunk_tokens"]
+    assert max(count(section_in(text)) for text in subject.prompts) <= SMALL["chunk_tokens"]
 
 
-@BOTH
-@EACH_WAY
+@EACH_READER_METHOD
 async def test_complaint_06_what_cannot_fit_is_said_before_the_first_call(door: Door, way: str) -> None:
     """llama_index #6465, #7607."""
     for wrong in ({"chunk_tokens": -36}, {"chunk_tokens": 0}, {"memory_tokens": -1}):
@@ -562,18 +530,17 @@ async def test_complaint_06_what_cannot_fit_is_said_before_the_first_call(door: 
         match=r"chunk 200 \+ memory 50 \+ output 50 .* the window holds 500; chunk_tokens=\d+ or less would fit",
     ):
         await subject.ask(way)
-    assert subject.asked == []
+    assert subject.prompts == []
 
 
-@BOTH
-@EACH_WAY
+@EACH_READER_METHOD
 async def test_complaint_06_a_long_memory_is_cut_and_no_chunk_is_skipped(door: Door, way: str) -> None:
     """llama_index #6465, #7607."""
     subject = door(overflowing)
-    told = await subject.ask(way)
-    assert told.outcomes == {"updated": CHUNKS, "answered": 1}
-    assert [count(memory_in(text)) for text in subject.asked[1:]] == [SMALL["memory_tokens"]] * CHUNKS
-    assert "".join(section_in(text) for text in subject.asked) == DOCUMENT
+    result = await subject.ask(way)
+    assert result.outcomes == {"updated": CHUNKS, "answered": 1}
+    assert [count(memory_in(text)) for text in subject.prompts[1:]] == [SMALL["memory_tokens"]] * CHUNKS
+    assert "".join(section_in(text) for text in subject.prompts) == DOCUMENT
 
 
 @BOTH
@@ -587,7 +554,7 @@ async def test_complaint_07_calls_depend_on_the_settings_and_not_on_a_window_loo
         model = Model(profile={"max_input_tokens": window}) if door is LangChain else fake(say, context=window)
         subject = door(model=model, settings={"chunk_tokens": 5000, "memory_tokens": 1024})
         await subject.ask(document=DOCUMENT * 20)
-        sections.append([section_in(text) for text in subject.asked])
+        sections.append([section_in(text) for text in subject.prompts])
     assert sections == [sections[0]] * 3
     assert len(sections[0]) == 4
 
@@ -600,14 +567,14 @@ async def test_complaint_07_the_calls_are_told_beforehand(door: Door) -> None:
         subject.reader.under({}) if door is LangChain else MemAgentSynthesizer(subject.model, **subject.settings).reader
     )
     for document in ("A short text.", DOCUMENT, DOCUMENT * 5):
-        before = len(subject.asked)
+        before = len(subject.prompts)
         plan = reader.plan(QUESTION, document)
-        assert len(subject.asked) == before, "a plan asks no model"
-        told = await subject.ask(document=document)
-        assert (plan.calls, plan.chunks) == (len(subject.asked) - before, told.outcomes["updated"])
+        assert len(subject.prompts) == before, "a plan asks no model"
+        result = await subject.ask(document=document)
+        assert (plan.calls, plan.chunks) == (len(subject.prompts) - before, result.outcomes["updated"])
 
 
-# ---- 8 to 10: streams ----------------------------------------------------------------------------------------------------------
+# ---- 8 to 10: streams ------------------------------------------------------------------------------------
 
 
 class Telling(Model):
@@ -656,18 +623,20 @@ def long_answer(text: str) -> str:
 @STREAMED
 async def test_complaint_08_the_answer_is_streamed_as_it_is_written_langchain(way: str) -> None:
     """langchain #13644."""
-    model, heard = Telling(script=long_answer), Events()
-    reader = MemAgentReader(model, tokenizer=count, **SMALL).with_config(callbacks=[heard])
-    given: Any = {"question": QUESTION, "context": DOCUMENT}
-    chunks = [chunk async for chunk in reader.astream(given)] if way == "astream" else list(reader.stream(given))
+    model, events = Telling(script=long_answer), Events()
+    reader = MemAgentReader(model, tokenizer=count, **SMALL).with_config(callbacks=[events])
+    value: Any = {"question": QUESTION, "context": DOCUMENT}
+    chunks = [chunk async for chunk in reader.astream(value)] if way == "astream" else list(reader.stream(value))
     assert "".join(str(chunk.text) for chunk in chunks) == LONG
-    heard.events.clear()
+    events.events.clear()
     model.sent.clear()
-    stream: Any = reader.astream(given) if way == "astream" else reader.stream(given)
+    stream: Any = reader.astream(value) if way == "astream" else reader.stream(value)
     first = await anext(stream) if way == "astream" else next(stream)
     assert str(first.text) == "the"
     assert len(model.sent) < 5, "the model has not said the rest yet"
-    assert [data["step"] for _, data in heard.events] == list(range(CHUNKS)), "and how the reading went was told before"
+    assert [data["step"] for _, data in events.events] == list(range(CHUNKS)), (
+        "and how the reading went was told before"
+    )
     await stream.aclose() if way == "astream" else stream.close()
 
 
@@ -676,9 +645,9 @@ async def test_complaint_08_the_answer_is_streamed_as_it_is_written_llama_index(
     """langchain #13644, of LlamaIndex's synthesizers."""
     llm = TellingLLM(script=long_answer)
     engine = LlamaIndex(model=llm).engine(streaming=True)
-    with instrumented(Heard()) as heard:
+    with instrumented(EventLog()) as log:
         response: Any = await engine.aquery(QUESTION) if way == "astream" else engine.query(QUESTION)
-        assert len(heard.steps) == CHUNKS, "how the reading went was told before"
+        assert len(log.steps) == CHUNKS, "how the reading went was told before"
         first = await anext(response.response_gen) if way == "astream" else next(response.response_gen)
         assert first == "the"
         assert len(llm.sent) < 5, "the model has not said the rest yet"
@@ -695,29 +664,29 @@ def given_to_a_graph() -> Any:
     return builder.compile()
 
 
-GIVEN: Any = {"question": QUESTION, "context": DOCUMENT}
+INPUT: Any = {"question": QUESTION, "context": DOCUMENT}
 
 
 async def test_complaint_09_tokens_of_the_memory_are_not_the_users_langchain() -> None:
     """langchainjs #2615; langchain #26486, #35276."""
     graph = given_to_a_graph()
-    messages = [data[0] for data in graph.stream(GIVEN, stream_mode="messages")]
-    amessages = [data[0] async for data in graph.astream(GIVEN, stream_mode="messages")]
+    messages = [data[0] for data in graph.stream(INPUT, stream_mode="messages")]
+    amessages = [data[0] async for data in graph.astream(INPUT, stream_mode="messages")]
     for streamed in (messages, amessages):
         assert "".join(str(message.text) for message in streamed) == LONG
         assert len(streamed) > 30
     reader = MemAgentReader(Model(script=long_answer), tokenizer=count, **SMALL)
     chain = reader | StrOutputParser()
-    assert "".join(chain.stream(GIVEN)) == "".join([text async for text in chain.astream(GIVEN)]) == LONG
-    events = [event async for event in chain.astream_events(GIVEN, version="v2")]
+    assert "".join(chain.stream(INPUT)) == "".join([text async for text in chain.astream(INPUT)]) == LONG
+    events = [event async for event in chain.astream_events(INPUT, version="v2")]
     tokens = [event for event in events if event["event"] == "on_chat_model_stream"]
     ways: dict[str, Callable[[Any], bool]] = {
         "tag": lambda event: "nostream" in event["tags"],
         "name": lambda event: event["name"] != "memagent_answer",
         "phase": lambda event: event["metadata"]["memagent_phase"] != "answer",
     }
-    for told, is_memory in ways.items():
-        assert "".join(str(event["data"]["chunk"].text) for event in tokens if not is_memory(event)) == LONG, told
+    for criterion, is_memory in ways.items():
+        assert "".join(str(event["data"]["chunk"].text) for event in tokens if not is_memory(event)) == LONG, criterion
 
 
 async def test_complaint_09_tokens_of_a_tool_are_not_the_agents_langchain() -> None:
@@ -728,7 +697,7 @@ async def test_complaint_09_tokens_of_a_tool_are_not_the_agents_langchain() -> N
         return AIMessage("It is so.") if messages[-1].type == "tool" else AIMessage("", tool_calls=[call])  # type: ignore[list-item]
 
     reader = MemAgentReader(Model(script=long_answer), tokenizer=count, **SMALL)
-    agent: Any = create_agent(Chat(script=script), tools=[MemAgentTool(reader, context=DOCUMENT)])
+    agent: Any = create_agent(AgentModel(script=script), tools=[MemAgentTool(reader, context=DOCUMENT)])
     question = {"messages": [("user", "What does it say?")]}
     streamed = [data[0] for data in agent.stream(question, stream_mode="messages")]
     streamed += [data[0] async for data in agent.astream(question, stream_mode="messages")]
@@ -739,12 +708,12 @@ async def test_complaint_09_tokens_of_a_tool_are_not_the_agents_langchain() -> N
 async def test_complaint_09_tokens_of_the_memory_are_not_the_users_llama_index(way: str) -> None:
     """langchain #26486, #35276, of LlamaIndex's streams and events."""
     subject = LlamaIndex(long_answer)
-    with instrumented(Heard()) as heard:
+    with instrumented(EventLog()) as log:
         assert (await subject.ask(way)).answer == LONG
     answers = {"stream": "stream_chat", "astream": "astream_chat"}
     memories = {"stream": "chat", "astream": "achat"}
     assert [method for method, *_ in subject.model.calls] == [memories[way]] * CHUNKS + [answers[way]]
-    tokens = [event.response.delta for event in heard.events if event.class_name() == "LLMChatInProgressEvent"]
+    tokens = [event.response.delta for event in log.events if event.class_name() == "LLMChatInProgressEvent"]
     assert "".join(tokens) == LONG
 
 
@@ -753,9 +722,9 @@ async def test_complaint_09_tokens_of_the_memory_are_not_the_users_llama_index(w
 async def test_complaint_10_a_stream_has_as_many_pieces_as_the_model_gave(door: Door, way: str) -> None:
     """llama_index #22831, #22836, #22183."""
     subject = door(model=Telling(script=long_answer) if door is LangChain else TellingLLM(script=long_answer))
-    told = await subject.ask(way)
-    assert told.pieces == [text for text in subject.model.sent if text]
-    assert len(told.pieces) == len(LONG.split())
+    result = await subject.ask(way)
+    assert result.pieces == [text for text in subject.model.sent if text]
+    assert len(result.pieces) == len(LONG.split())
 
 
 async def test_complaint_10_nor_do_others_engines_collapse_it() -> None:
@@ -767,7 +736,7 @@ async def test_complaint_10_nor_do_others_engines_collapse_it() -> None:
     assert len(list(response.response_gen)) == len(await pieces_of(await engine.aquery(QUESTION))) == len(LONG.split())
 
 
-# ---- 11 and 12: side by side ---------------------------------------------------------------------------------------------------
+# ---- 11 and 12: side by side -----------------------------------------------------------------------------
 
 
 class OnlyAsync(Model):
@@ -821,8 +790,8 @@ async def test_complaint_11_async_readings_wait_for_their_models_together(door: 
 
     subject = door(model=OnlyAsync(arrive=arrive) if door is LangChain else OnlyAsyncLLM(script=say, arrive=arrive))
     async with asyncio.timeout(PATIENCE):
-        told = await asyncio.gather(*(subject.ask(way) for _ in range(5)))
-    assert [each.answer for each in told] == [ANSWER] * 5
+        results = await asyncio.gather(*(subject.ask(way) for _ in range(5)))
+    assert [result.answer for result in results] == [ANSWER] * 5
     assert loops == {asyncio.get_running_loop()}
 
 
@@ -841,9 +810,9 @@ async def test_complaint_12_max_concurrency_holds_langchain(is_async: bool) -> N
             return super()._generate(messages, **options)
 
     reader, config = LangChain(model=Slow()).reader, {"max_concurrency": 2}
-    given = [GIVEN] * 6
+    inputs = [INPUT] * 6
     messages = await peak.watch(
-        reader.abatch(given, config) if is_async else asyncio.to_thread(reader.batch, given, config)
+        reader.abatch(inputs, config) if is_async else asyncio.to_thread(reader.batch, inputs, config)
     )
     assert [message.text for message in messages] == [ANSWER] * 6
     assert peak.most == 2
@@ -851,7 +820,7 @@ async def test_complaint_12_max_concurrency_holds_langchain(is_async: bool) -> N
 
 @pytest.mark.parametrize("how", ["workflow", "read_many", "run_jobs"])
 async def test_complaint_12_documents_at_a_time_can_be_bounded_llama_index(how: str) -> None:
-    """langchain #15767, #29425, of LlamaIndex: `num_concurrent_runs`, a backend's `concurrency`, and LlamaIndex's own `run_jobs`."""
+    """langchain #15767, #29425, for LlamaIndex: `num_concurrent_runs`, a backend's `concurrency`, and `run_jobs`."""
     peak = Peak()
     llm = fake(say, arrive=peak.apass_through)
     if how == "workflow":
@@ -883,13 +852,13 @@ async def test_complaint_12_calls_of_an_endpoint_at_a_time_can_be_bounded(door: 
     with Loopback(respond) as server:
         backend = load_backend("openai:m", base_url=server.url + "/v1", tokenizer=count, concurrency=2)
         subject: Any = door(model=backend)
-        told = await peak.watch(asyncio.gather(*(subject.ask("aplain", "A short text.") for _ in range(6))))
+        results = await peak.watch(asyncio.gather(*(subject.ask("aplain", "A short text.") for _ in range(6))))
         await backend.aclose()
-    assert [each.answer for each in told] == [ANSWER] * 6
+    assert [result.answer for result in results] == [ANSWER] * 6
     assert peak.most == 2
 
 
-# ---- 13 to 15: usage and traces ------------------------------------------------------------------------------------------------
+# ---- 13 to 15: usage and traces --------------------------------------------------------------------------
 
 
 @EACH_WAY
@@ -897,13 +866,13 @@ async def test_complaint_13_usage_is_told_in_every_way_langchain(way: str) -> No
     """langgraph #4848, #5878; langchain #35206."""
     with Loopback(chat(say)) as server, get_usage_metadata_callback() as counted:
         model = ChatOpenAI(model="m", base_url=server.url + "/v1", api_key="none", max_retries=0)
-        told = await LangChain(model=model).ask(way)
+        result = await LangChain(model=model).ask(way)
         bodies = server.bodies("/v1/chat/completions")
     prompts = ["\n".join(message["content"] for message in body["messages"]) for body in bodies]
     done = [completion(say(prompt), prompt)["usage"] for prompt in prompts]
     sums = sum(each["prompt_tokens"] for each in done), sum(each["completion_tokens"] for each in done)
     assert len(done) == CHUNKS + 1
-    assert told.usage == sums
+    assert result.usage == sums
     (usage,) = counted.usage_metadata.values()
     assert (usage["input_tokens"], usage["output_tokens"]) == sums, (
         "and LangChain's own count is the same: no call is missed, none counts twice"
@@ -914,29 +883,27 @@ async def test_complaint_13_usage_is_told_in_every_way_langchain(way: str) -> No
 async def test_complaint_13_usage_is_told_in_every_way_llama_index(way: str) -> None:
     """llama_index #19740, #18118, #7323."""
     subject = LlamaIndex()
-    with instrumented(Heard()) as heard:
-        told = await subject.ask(way)
-    (end,) = [event for event in heard.events if isinstance(event, MemAgentAnswerEnd)]
-    assert told.usage == (end.reading.usage.prompt_tokens, end.reading.usage.completion_tokens)
-    assert told.usage[1] == sum(len(say(text).split()) for text in subject.asked)
-    assert (told.usage[0] or 0) > count(DOCUMENT)
+    with instrumented(EventLog()) as log:
+        result = await subject.ask(way)
+    (end,) = [event for event in log.events if isinstance(event, MemAgentAnswerEnd)]
+    assert result.usage == (end.reading.usage.prompt_tokens, end.reading.usage.completion_tokens)
+    assert result.usage[1] == sum(len(say(text).split()) for text in subject.prompts)
+    assert (result.usage[0] or 0) > count(DOCUMENT)
 
 
-@BOTH
 @EACH_WAY
-async def test_complaint_13_usage_that_no_server_told_is_unknown_and_not_0(door: Door, way: str) -> None:
+async def test_complaint_13_usage_that_no_server_told_is_unknown_and_not_0(way: str) -> None:
     """langgraph #4848; llama_index #19740, #18118."""
-    subject = door(model=Model(usage=False) if door is LangChain else fake(say, raw={"usage": None}))
-    assert (await subject.ask(way)).usage == (None, None)
+    assert (await LlamaIndex(model=fake(say, raw={"usage": None})).ask(way)).usage == (None, None)
 
 
 class Parents(BaseCallbackHandler):
-    """The parent of every run; the runs that told an event."""
+    """Collects the parent of every run, the runs of models, and the runs that sent a custom event."""
 
     def __init__(self) -> None:
         self.of: dict[UUID, UUID | None] = {}
         self.models: list[UUID] = []
-        self.told: list[UUID] = []
+        self.with_events: list[UUID] = []
 
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **_: Any
@@ -950,31 +917,29 @@ class Parents(BaseCallbackHandler):
         self.models.append(run_id)
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **_: Any) -> None:
-        self.told.append(run_id)
+        self.with_events.append(run_id)
 
 
-def called(subject: Any, way: str, config: Any, given: Any = GIVEN) -> Any:
-    """A runnable, asked in one of the ways."""
-
-    async def drain(stream: AsyncIterator[Any]) -> None:
-        async for _ in stream:
+async def called(subject: Any, way: str, config: Any, value: Any = INPUT) -> None:
+    """Call a runnable in one of the ways."""
+    if way == "plain":
+        subject.invoke(value, config)
+    elif way == "aplain":
+        await subject.ainvoke(value, config)
+    elif way == "stream":
+        list(subject.stream(value, config))
+    else:
+        async for _ in subject.astream(value, config):
             pass
 
-    async def sync() -> None:
-        subject.invoke(given, config) if way == "plain" else list(subject.stream(given, config))
 
-    return (
-        subject.ainvoke(given, config)
-        if way == "aplain"
-        else drain(subject.astream(given, config))
-        if way == "astream"
-        else sync()
-    )
-
-
-@EACH_WAY
 @pytest.mark.parametrize(
-    "inside", ["alone", "in a chain", "in a graph", "with fallbacks", "over a model with fallbacks"]
+    ("inside", "way"),
+    [
+        *((inside, way) for inside in ("in a chain", "with fallbacks", "over a model with fallbacks") for way in WAYS),
+        ("in a graph", "stream"),
+        ("in a graph", "astream"),
+    ],
 )
 async def test_complaint_14_every_run_has_its_parent_langchain(way: str, inside: str) -> None:
     """langchain #36072, #36122."""
@@ -998,14 +963,14 @@ async def test_complaint_14_every_run_has_its_parent_langchain(way: str, inside:
     assert set(parents.of.values()) - {None} <= set(parents.of), "no run has a parent that nobody knows"
     assert len(parents.models) == CHUNKS + 1 + (inside in ("with fallbacks", "over a model with fallbacks"))
     assert not roots & set(parents.models)
-    assert len(parents.told) == CHUNKS
-    assert set(parents.told) <= set(parents.of)
+    assert len(parents.with_events) == CHUNKS
+    assert set(parents.with_events) <= set(parents.of)
 
 
 @EACH_WAY
 async def test_complaint_14_every_span_has_its_parent_llama_index(way: str) -> None:
     """phoenix #1700; langchain #36072."""
-    with instrumented(SimpleSpanHandler()) as spans, instrumented(Heard()) as heard:
+    with instrumented(SimpleSpanHandler()) as spans, instrumented(EventLog()) as log:
         await LlamaIndex().ask(way)
     known = {span.id_: span.parent_id for span in spans.completed_spans}
     assert not spans.open_spans
@@ -1013,10 +978,10 @@ async def test_complaint_14_every_span_has_its_parent_llama_index(way: str) -> N
     assert root.startswith("MemAgentQueryEngine.")
     assert set(known.values()) - {None} <= set(known), "no span has a parent that nobody knows"
     assert sum(span.startswith("FakeLLM.") for span in known) == CHUNKS + 1
-    assert {event.span_id for event in heard.events} <= set(known)
+    assert {event.span_id for event in log.events} <= set(known)
 
 
-@EACH_WAY
+@SYNC_AND_ASYNC
 async def test_complaint_15_a_trace_does_not_hold_the_document_langchain(way: str) -> None:
     """langsmith-sdk #1506; langfuse #1676."""
 
@@ -1028,15 +993,15 @@ async def test_complaint_15_a_trace_does_not_hold_the_document_langchain(way: st
         return root
 
     root = await trace("elided")
-    told = str((root.inputs, root.outputs, root.extra, root.events))
-    assert "Some words" not in told
+    shown = str((root.inputs, root.outputs, root.extra, root.events))
+    assert "Some words" not in shown
     assert QUESTION in str(root.inputs)
-    assert len(told) < SPAN
+    assert len(shown) < SPAN
     assert max(str(child.inputs).count("Some words") for child in root.child_runs) < 40, "a call shows its own chunk"
-    assert (await trace("full")).inputs == GIVEN
+    assert (await trace("full")).inputs == INPUT
 
 
-@EACH_WAY
+@SYNC_AND_ASYNC
 async def test_complaint_15_a_chain_is_traced_without_the_document_when_it_is_given_a_file(
     way: str, tmp_path: Path
 ) -> None:
@@ -1061,24 +1026,24 @@ async def test_complaint_15_a_chain_is_traced_without_the_document_when_it_is_gi
 async def test_complaint_15_a_trace_does_not_hold_the_document_llama_index(way: str) -> None:
     """langfuse #1676."""
 
-    async def events(include_text: bool) -> str:
-        with instrumented(Heard()) as heard:
+    async def sent(include_text: bool) -> str:
+        with instrumented(EventLog()) as log:
             await LlamaIndex(settings={"include_text": include_text}).ask(way)
-        told = [event for event in heard.events if not event.class_name().startswith("LLM")]
-        assert [event.class_name() for event in told][-1] in ("QueryEndEvent", "MemAgentAnswerEnd")
-        return json.dumps([event.model_dump(mode="json", fallback=str) for event in told]) + "".join(
+        events = [event for event in log.events if not event.class_name().startswith("LLM")]
+        assert events[-1].class_name() in ("QueryEndEvent", "MemAgentAnswerEnd")
+        return json.dumps([event.model_dump(mode="json", fallback=str) for event in events]) + "".join(
             source.text
-            for event in told
+            for event in events
             if event.class_name() == "QueryEndEvent"
             for source in event.response.source_nodes
         )
 
-    assert "Some words" not in await events(include_text=False)
+    assert "Some words" not in await sent(include_text=False)
     if not way.endswith("stream"):
-        assert "Some words" in await events(include_text=True)
+        assert "Some words" in await sent(include_text=True)
 
 
-# ---- also ----------------------------------------------------------------------------------------------------------------------
+# ---- also ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -1105,13 +1070,16 @@ async def test_complaint_16_tokens_are_counted_without_a_network(
     door: Door, tokenizer: Any, offline: list[Any]
 ) -> None:
     """langchain #15347."""
-    told = await door(settings={"tokenizer": tokenizer, "memory_tokens": 100}).ask()
-    assert told.answer == ANSWER
+    result = await door(settings={"tokenizer": tokenizer, "memory_tokens": 100}).ask()
+    assert result.answer == ANSWER
     assert offline == []
 
 
 async def test_complaint_16_no_tokenizer_is_guessed_or_fetched(offline: list[Any]) -> None:
-    """langchain #15347: a model that nothing is known of was counted by GPT-2's tokenizer, from a hub. LlamaIndex has one of its own, offline."""
+    """langchain #15347: the tokens of an unknown model were counted with GPT-2's tokenizer, downloaded from a hub.
+
+    LlamaIndex has a tokenizer of its own, offline.
+    """
     with pytest.raises(
         UsageError,
         match=r"nothing is known that counts the tokens of langchain:Model; pass tokenizer='hf:FOLDER_OR_NAME'",
@@ -1122,15 +1090,12 @@ async def test_complaint_16_no_tokenizer_is_guessed_or_fetched(offline: list[Any
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-@BOTH
 @EACH_WAY
-async def test_complaint_17_the_output_limit_has_the_name_that_the_server_knows(
-    door: Door, way: str, name: str
-) -> None:
+async def test_complaint_17_the_output_limit_has_the_name_that_the_server_knows(way: str, name: str) -> None:
     """langchain #29954."""
     with Loopback(chat(say)) as server:
         backend = load_backend("openai:m", base_url=server.url + "/v1", tokenizer=count, limit_parameter=name)
-        await door(model=backend).ask(way)
+        await LlamaIndex(model=backend).ask(way)
         bodies = server.bodies("/v1/chat/completions")
         await backend.aclose()
     other = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}[name]
@@ -1143,7 +1108,7 @@ async def test_complaint_17_the_output_limit_has_the_name_that_the_server_knows(
     [(ChatOpenAI, "max_completion_tokens"), (BaseChatOpenAI, "max_completion_tokens"), (BaseChatOpenAI, "max_tokens")],
 )
 async def test_complaint_17_langchains_own_client_sends_it_by_that_name_too(kind: Any, name: str) -> None:
-    """langchain #29954: vLLM knew only max_tokens. ChatOpenAI renames it whatever it is told; the class below it does not."""
+    """langchain #29954: vLLM knew only max_tokens. ChatOpenAI always renames it; its base class does not."""
     with Loopback(chat(say)) as server:
         model = kind(model="m", base_url=server.url + "/v1", api_key="none", max_retries=0)
         await LangChain(model=ChatModelBackend(model, tokenizer=count, limit_parameter=name)).ask()
@@ -1172,16 +1137,16 @@ async def test_complaint_18_an_interrupt_is_swallowed_by_no_retry_and_no_fallbac
         task = None
     state = await subject.ainvoke(None, THREAD) if is_async else subject.invoke(None, THREAD)
     assert state["answer"] == ANSWER
-    assert len(model.asked) + len(other.asked) == CHUNKS + 1 + (inside != "limits")
+    assert len(model.prompts) + len(other.prompts) == CHUNKS + 1 + (inside != "limits")
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 async def test_complaint_18_an_interrupt_from_within_a_model_is_no_failure_of_it(is_async: bool) -> None:
     """langchain #38837."""
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def script(text: str) -> str:
-        asked.append(text)
+        prompts.append(text)
         return say(text) if is_update(text) else str(interrupt("May I answer?"))
 
     builder = StateGraph(State)
@@ -1189,9 +1154,9 @@ async def test_complaint_18_an_interrupt_from_within_a_model_is_no_failure_of_it
     builder.add_edge(START, "read")
     builder.add_edge("read", END)
     graph: Any = builder.compile(InMemorySaver())
-    state = await graph.ainvoke(GIVEN, THREAD) if is_async else graph.invoke(GIVEN, THREAD)
+    state = await graph.ainvoke(INPUT, THREAD) if is_async else graph.invoke(INPUT, THREAD)
     assert [each.value for each in state["__interrupt__"]] == ["May I answer?"]
-    assert len(asked) == CHUNKS + 1, "and nothing is tried again"
+    assert len(prompts) == CHUNKS + 1, "and nothing is tried again"
     go = Command(resume="Yes.")
     assert (await graph.ainvoke(go, THREAD) if is_async else graph.invoke(go, THREAD))["answer"] == "Yes."
 
@@ -1213,8 +1178,8 @@ async def test_complaint_19_going_on_after_an_interrupt_repeats_no_call_langchai
         state = await graph.ainvoke(task, THREAD) if is_async else graph.invoke(task, THREAD)
         task = None
     assert state["answer"] == ANSWER
-    assert "".join(section_in(text) for text in model.asked) == DOCUMENT
-    assert (len(model.asked), loaded) == (CHUNKS + 1, ["text"])
+    assert "".join(section_in(text) for text in model.prompts) == DOCUMENT
+    assert (len(model.prompts), loaded) == (CHUNKS + 1, ["text"])
 
 
 async def test_complaint_19_going_on_after_a_question_repeats_no_call_llama_index() -> None:
@@ -1237,7 +1202,7 @@ async def test_complaint_19_going_on_after_a_question_repeats_no_call_llama_inde
 PAGES = [f"This is what stands on page {number} of the book. " * 20 for number in range(1, 6)]
 
 
-@EACH_WAY
+@SYNC_AND_ASYNC
 async def test_complaint_20_sources_say_on_which_page_llama_index(way: str) -> None:
     """llama_index #1291, #10116."""
     book = RelatedNodeInfo(node_id="book")
@@ -1270,7 +1235,7 @@ async def test_complaint_20_sources_say_on_which_page_llama_index(way: str) -> N
         assert node.text == whole[node.start_char_idx : node.end_char_idx]
         assert f"page {node.metadata['page_label']} " in node.text
     assert "".join(node.text for node in sources) == whole
-    assert {told["page_label"] for name, told in response.metadata.items() if name != "memagent"} == {
+    assert {metadata["page_label"] for name, metadata in response.metadata.items() if name != "memagent"} == {
         "1",
         "2",
         "3",
@@ -1293,22 +1258,22 @@ async def test_complaint_20_sources_say_on_which_page_langchain(is_async: bool) 
         else compressor.compress_documents(pages, QUESTION)
     )
     assert [source["page"] for source in notes.metadata["sources"]] == [1, 2, 3, 4, 5]
-    heard, given = Events(), {"question": QUESTION, "context": pages}
-    config: Any = {"callbacks": [heard]}
-    await subject.reader.ainvoke(given, config) if is_async else subject.reader.invoke(given, config)  # type: ignore[arg-type]
+    events, value = Events(), {"question": QUESTION, "context": pages}
+    config: Any = {"callbacks": [events]}
+    await subject.reader.ainvoke(value, config) if is_async else subject.reader.invoke(value, config)  # type: ignore[arg-type]
     whole = "\n\n".join(PAGES)
-    places = [data["chunk"] for _, data in heard.events]
-    read = [section_in(text) for text in subject.asked[-len(places) - 1 : -1]]
+    places = [data["chunk"] for _, data in events.events]
+    read = [section_in(text) for text in subject.prompts[-len(places) - 1 : -1]]
     assert [whole[place["start"] : place["end"]] for place in places] == read
 
 
 async def test_complaint_21_no_intermediate_summary_is_hidden_llama_index(tmp_path: Path) -> None:
     """llama_index #11941."""
     notes = ["alpha", "beta", "gamma", "delta"]
-    with instrumented(Heard()) as heard:
+    with instrumented(EventLog()) as log:
         await LlamaIndex(noting(*notes)).ask("stream")
-    assert [step.memory for step in heard.steps] == notes
-    (end,) = [event for event in heard.events if isinstance(event, MemAgentAnswerEnd)]
+    assert [step.memory for step in log.steps] == notes
+    (end,) = [event for event in log.events if isinstance(event, MemAgentAnswerEnd)]
     assert [step.memory for step in end.reading.steps[:-1]] == notes
     save_trace(end.reading, tmp_path / "trace.html")
     page = (tmp_path / "trace.html").read_text(encoding="utf-8")
@@ -1323,13 +1288,13 @@ async def test_complaint_21_no_intermediate_summary_is_hidden_llama_index(tmp_pa
     await handler
 
 
-@EACH_WAY
+@SYNC_AND_ASYNC
 async def test_complaint_21_no_intermediate_summary_is_hidden_langchain(way: str) -> None:
     """llama_index #11941, of LangChain."""
     notes = ["alpha", "beta", "gamma", "delta"]
-    heard = Events()
-    await called(LangChain(noting(*notes)).reader, way, {"callbacks": [heard]})
-    assert [data["memory"] for _, data in heard.events] == notes
+    events = Events()
+    await called(LangChain(noting(*notes)).reader, way, {"callbacks": [events]})
+    assert [data["memory"] for _, data in events.events] == notes
     graph = build_graph(LangChain(noting(*notes)).reader, load=lambda _: DOCUMENT, checkpointer=InMemorySaver())
     graph.invoke({"question": QUESTION, "source": "text"}, THREAD)
     kept = [
@@ -1340,26 +1305,25 @@ async def test_complaint_21_no_intermediate_summary_is_hidden_langchain(way: str
     assert kept[::-1] == notes
 
 
-@BOTH
-@EACH_WAY
+@EACH_READER_METHOD
 async def test_complaint_22_small_documents_share_a_call(door: Door, way: str) -> None:
     """langchain #36098: refine makes a call for each document, however small, one after the other."""
     subject = door(settings={"chunk_tokens": 500})
     documents = [f"Note {number} is short." for number in range(40)]
     assert (await subject.ask(way, documents)).answer == ANSWER
-    assert len(subject.asked) == 2
-    assert section_in(subject.asked[0]) == "\n\n".join(documents)
+    assert len(subject.prompts) == 2
+    assert section_in(subject.prompts[0]) == "\n\n".join(documents)
 
 
 @BOTH
 async def test_complaint_22_larger_chunks_make_fewer_calls(door: Door) -> None:
     """langchain #36098."""
-    made = []
+    calls = []
     for tokens in (200, 400, 800):
         subject = door(settings={"chunk_tokens": tokens})
         await subject.ask()
-        made.append(len(subject.asked))
-    assert made == [5, 3, 2]
+        calls.append(len(subject.prompts))
+    assert calls == [5, 3, 2]
 
 
 async def test_complaint_22_questions_are_read_for_side_by_side_also_without_async() -> None:

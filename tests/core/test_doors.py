@@ -1,4 +1,7 @@
-"""The doors hold no reading logic: what they may take from the core, and that each of them follows it."""
+"""The integrations (langchain/, llama_index/) hold no reading logic.
+
+They may import only some names of the core, and each of them sends the same prompts as `Reader`.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,24 @@ from memagent_integrations.records import Prompt
 
 ROOT = Path(memagent_integrations.__file__).parent
 DOORS = ("langchain", "llama_index")
-CORE: dict[str, set[str] | None] = {  # what a door may take: what is handed through, and the facade; None: all of it
+# What an integration may import, by module: the facade, and what it only passes on. None: all names.
+CORE: dict[str, set[str] | None] = {
+    "": {"files"},
     "backends": None,
+    "backends.base": None,
+    "backends.failures": None,
+    "backends.replies": None,
     "calls": {"Limits"},
+    "checks": None,
     "conversation": None,
     "documents": {"is_async", "is_one_shot", "loaded", "node_place"},
     "errors": None,
     "journal": {"Journal"},
-    "place": {"Place"},
-    "prompts": {"PromptSet", "harmless"},
+    "prompts": {"PromptSet"},
     "reader": {"Reader"},
+    "reader.position": {"Position"},
     "records": None,
-    "settings": None,
+    "sanitize": {"harmless"},
     "tokens": {"Counter", "WAYS_OUT", "cut", "load_counter", "openai_counter"},
 }
 READING = {"memorize", "amemorize", "answer", "aanswer", "read", "aread"}
@@ -43,30 +52,28 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictCo
 
 
 def reading_logic(source: str, door: str) -> Iterator[str]:
-    """What in the source of a door decides how a document is read."""
+    """Yield what in the source of an integration decides how a document is read."""
     tree = ast.parse(source)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("memagent_integrations."):
-            home = str(node.module).split(".")[1]
-            taken = CORE.get(home, set())
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "memagent_integrations":
+            module = str(node.module).partition(".")[2]
+            allowed = CORE.get(module, set())
             yield from (
-                f"takes {home}.{name.name}"
+                f"takes {module}.{name.name}"
                 for name in node.names
-                if home != door and taken is not None and name.name not in taken
+                if module.split(".")[0] != door and allowed is not None and name.name not in allowed
             )
         elif isinstance(node, ast.ImportFrom) and node.module == "dataclasses":
             yield from ("changes records" for name in node.names if name.name == "replace")
         elif isinstance(node, LOOPS):
-            calls = (
-                call.func
-                for call in ast.walk(node)
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-            )
+            calls = (call.func for call in ast.walk(node) if isinstance(call, ast.Call))
             yield from (
-                f"calls {call.attr} in a loop"
-                for call in calls
-                if call.attr in READING and "reader" in ast.unparse(call.value)
+                f"calls {method.attr} in a loop"
+                for method in calls
+                if isinstance(method, ast.Attribute)
+                and method.attr in READING
+                and "reader" in ast.unparse(method.value)
             )
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[0] in MADE:
             yield f"makes a {ast.unparse(node.func)}"
@@ -86,9 +93,11 @@ def test_a_door_holds_no_reading_logic(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "reason"),
     [
+        ("from memagent_integrations import loop", "takes .loop"),
         ("from memagent_integrations.chunking import chunks", "takes chunking.chunks"),
+        ("from memagent_integrations.reader.setup import Setup", "takes reader.setup.Setup"),
         ("from memagent_integrations.loop import reading_loop", "takes loop.reading_loop"),
         ("from memagent_integrations.tokens import fit", "takes tokens.fit"),
         ("from dataclasses import replace", "changes records"),
@@ -103,87 +112,94 @@ def test_a_door_holds_no_reading_logic(path: Path) -> None:
         ("TEMPLATE = 'The notes: <memory>'", "has <memory> in a text"),
     ],
 )
-def test_what_is_found(source: str, found: str) -> None:
-    assert list(reading_logic(source, "langchain")) == [found]
+def test_what_is_found(source: str, reason: str) -> None:
+    assert list(reading_logic(source, "langchain")) == [reason]
 
 
-# ---- each door follows the core: the same prompts, whatever the model says ---------------------------------------------------------
+# ---- each integration sends the same prompts as the core, whatever the model replies ---------------------
 
-TEXT = (
-    "".join(f"Line {number} of a text that is read through every door.\n" for number in range(60))
-    + " \n" * 300
-    + "The end of it.\n"
-)
+LINES = "".join(f"Line {number} of a text that is read through every door.\n" for number in range(60))
+TEXT = LINES + " \n" * 300 + "The end of it.\n"
 QUESTION = "What is said?"
-SAID = ["<think>hm</think>one", "word " * 90, "No changes needed.", "", "<memory>two</memory>", "NO CHANGE", "three"]
+REPLIES = ["<think>hm</think>one", "word " * 90, "No changes needed.", "", "<memory>two</memory>", "NO CHANGE", "three"]
 SIZES: dict[str, Any] = {"chunk_tokens": 100, "memory_tokens": 30}
 
 
-class Said(ScriptedBackend):
-    """A model that is hard to read; `told` is what it was asked."""
+Call = tuple[int, str, str]
+"""Index, phase and text of a prompt."""
+
+
+class Replies(ScriptedBackend):
+    """A model whose replies are hard to parse; `calls` is the history."""
 
     def __init__(self) -> None:
-        super().__init__(lambda prompt: "the answer" if prompt.phase == "answer" else SAID[prompt.index % len(SAID)])
+        super().__init__(self.reply)
+
+    @staticmethod
+    def reply(prompt: Prompt) -> str:
+        return "the answer" if prompt.phase == "answer" else REPLIES[prompt.index % len(REPLIES)]
 
     @property
-    def told(self) -> list[tuple[int, str, str]]:
+    def calls(self) -> list[Call]:
         return [(prompt.index, prompt.phase, prompt.messages[-1].content) for prompt in self.prompts]
 
 
-def chain(backend: Said) -> None:
+def chain(backend: Replies) -> None:
     MemAgentReader(backend, **SIZES).invoke({"question": QUESTION, "context": TEXT})
 
 
-def graph(backend: Said) -> None:
+def graph(backend: Replies) -> None:
     build_graph(MemAgentReader(backend, **SIZES), load=lambda _: TEXT).invoke({"question": QUESTION, "source": "text"})
 
 
-def compressor(backend: Said) -> None:
+def compressor(backend: Replies) -> None:
     MemAgentDocumentCompressor(MemAgentReader(backend, **SIZES)).compress_documents([Page(TEXT)], QUESTION)
 
 
-def query_engine(backend: Said) -> None:
+def query_engine(backend: Replies) -> None:
     MemAgentQueryEngine.from_documents([Document(text=TEXT)], model=backend, **SIZES).query(QUESTION)
 
 
-async def workflow(backend: Said) -> None:
+async def workflow(backend: Replies) -> None:
     await MemAgentWorkflow(backend, load=lambda _: TEXT, **SIZES).run(question=QUESTION, document="text")
 
 
 READERS = [chain, graph, compressor, query_engine, workflow]
 
 
-async def asked(door: Callable[[Said], Any]) -> list[tuple[int, str, str]]:
-    backend = Said()
+async def calls_of(door: Callable[[Replies], Any]) -> list[Call]:
+    backend = Replies()
     if (running := door(backend)) is not None:
         await running
-    return backend.told
+    return backend.calls
 
 
-def plain(backend: Said) -> None:
+def plain(backend: Replies) -> None:
     Reader(backend, **SIZES).read(QUESTION, TEXT)
 
 
 @pytest.mark.parametrize("door", READERS, ids=lambda door: door.__name__)
-async def test_a_door_asks_what_the_reader_asks(door: Callable[[Said], Any]) -> None:
-    wanted = await asked(plain)
+async def test_a_door_asks_what_the_reader_asks(door: Callable[[Replies], Any]) -> None:
+    expected = await calls_of(plain)
     if door is compressor:
-        wanted = wanted[:-1]  # no answer is asked for
-    assert len(wanted) > len(SAID)
-    assert await asked(door) == wanted
+        expected = expected[:-1]  # it makes no call for the answer
+    assert len(expected) > len(REPLIES)
+    assert await calls_of(door) == expected
 
 
 @pytest.mark.parametrize("door", READERS, ids=lambda door: door.__name__)
-async def test_a_door_follows_a_rule_that_changes(door: Callable[[Said], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_door_follows_a_rule_that_changes(
+    door: Callable[[Replies], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     update = PromptSet.update_messages
-    before = await asked(door)
+    before = await calls_of(door)
     monkeypatch.setattr(loop, "cut", lambda text, tokens, count: text[:2])
     monkeypatch.setattr(
         PromptSet,
         "update_messages",
         lambda self, *, question, **parts: update(self, question=f"marked {question}", **parts),
     )
-    after = await asked(door)
+    after = await calls_of(door)
     assert len(after) == len(before)
     assert all("marked" in text for _, phase, text in after if phase == "memory")
     assert "<memory>\non\n</memory>" in after[1][2]
@@ -192,10 +208,10 @@ async def test_a_door_follows_a_rule_that_changes(door: Callable[[Said], Any], m
 @pytest.mark.parametrize("way", ["middleware", "block"])
 async def test_a_conversation_is_folded_by_the_same_rules(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "cut", lambda text, tokens, count: text[:2])
-    said: list[Prompt] = []
+    calls: list[Prompt] = []
 
     def script(prompt: Prompt) -> str:
-        said.append(prompt)
+        calls.append(prompt)
         return "<think>hm</think>" + "word " * 90
 
     backend = ScriptedBackend(script)
@@ -212,5 +228,5 @@ async def test_a_conversation_is_folded_by_the_same_rules(way: str, monkeypatch:
         block: Any = MemAgentMemoryBlock(backend, **SIZES)
         await block.aput([ChatMessage(role="user", content=f"I say {number} things.") for number in range(60)])
         memory = await block.aget()
-    assert (memory, len(said) > 2) == ("wo", True)
-    assert all("<memory>\nwo\n</memory>" in prompt.messages[-1].content for prompt in said[1:])
+    assert (memory, len(calls) > 2) == ("wo", True)
+    assert all("<memory>\nwo\n</memory>" in prompt.messages[-1].content for prompt in calls[1:])

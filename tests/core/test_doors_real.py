@@ -1,4 +1,4 @@
-"""The doors with the embedded model and a real document: a chain, a graph that is cut off and edited, a query engine."""
+"""The integrations with the embedded model and a real document: a chain, a graph that is resumed, a query engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langgraph.checkpoint.sqlite import SqliteSaver
 from llama_index.core import Document
 
-from memagent_integrations import Backend, BackendError, MemAgentQueryEngine, MemAgentReader, load_backend
+from memagent_integrations import Backend, BackendError, MemAgentQueryEngine, MemAgentReader, Reader, load_backend
 from memagent_integrations.langchain import build_graph
 from memagent_integrations.records import Prompt, Reply
 
@@ -23,30 +23,30 @@ SIZES: dict[str, Any] = {"chunk_tokens": 250, "memory_tokens": 32, "output_token
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[Backend]:
-    with load_backend("smollm2") as made:
-        yield made
+    with load_backend("smollm2") as backend:
+        yield backend
 
 
 @pytest.fixture
 def document(tmp_path: Path) -> Path:
-    """The beginning of the manual's chapter on imports, which Python itself ships."""
+    """Write the beginning of the Python manual's chapter on imports, which Python ships, to a file."""
     path = tmp_path / "import.txt"
-    path.write_text(topics["import"][:3600], encoding="utf-8")
+    path.write_text(topics["import"][:2700], encoding="utf-8")
     return path
 
 
 @pytest.fixture(autouse=True)
 def calls(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> list[Prompt]:
-    """The calls that are made."""
-    made: list[Prompt] = []
+    """Record the calls of the backend."""
+    prompts: list[Prompt] = []
     complete = backend.complete
 
-    def counted(prompt: Prompt) -> Reply:
-        made.append(prompt)
+    def recorded(prompt: Prompt) -> Reply:
+        prompts.append(prompt)
         return complete(prompt)
 
-    monkeypatch.setattr(backend, "complete", counted)
-    return made
+    monkeypatch.setattr(backend, "complete", recorded)
+    return prompts
 
 
 def test_a_chain(backend: Backend, document: Path) -> None:
@@ -57,8 +57,7 @@ def test_a_chain(backend: Backend, document: Path) -> None:
 def test_a_graph_is_cut_off_and_its_memory_edited(
     backend: Backend, document: Path, tmp_path: Path, calls: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = MemAgentReader(backend, **SIZES).invoke({"question": QUESTION, "context": document})
-    chunks = whole.response_metadata["memagent"]["chunks"]
+    chunks = Reader(backend, **SIZES).plan(QUESTION, document).chunks
     assert chunks >= 3
     complete = backend.complete
 

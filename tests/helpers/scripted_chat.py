@@ -1,4 +1,4 @@
-"""A chat model that follows a script, readers over it, and what tests of the LangChain door read with them."""
+"""A chat model that follows a script, readers over it, and inputs for the tests of LangChain."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ WAYS = ["invoke", "ainvoke", "stream", "astream"]
 
 
 def say(text: str) -> str:
-    """The memory with one note more; or the answer."""
+    """Return the memory with one more note, or the answer."""
     old = text.partition("<memory>\n")[2].partition("\n</memory>")[0]
     return f"{'' if old.startswith('(empty') else old} note".strip() if "<section>" in text else ANSWER
 
 
 class Model(BaseChatModel):
-    """Answers what `script` says, word by word when streamed; keeps what it was asked and with which options."""
+    """Reply with `script(prompt)`, word by word in a stream; `prompts` and `options` are the history."""
 
     script: Callable[[str], str | AIMessage] = say
-    asked: list[str] = Field(default_factory=list, repr=False)
+    prompts: list[str] = Field(default_factory=list, repr=False)
     options: list[dict[str, Any]] = Field(default_factory=list, repr=False)
     usage: bool = True
     failures: list[BaseException] = Field(default_factory=list, repr=False)
@@ -46,20 +46,20 @@ class Model(BaseChatModel):
         return "scripted"
 
     def _answer(self, messages: list[BaseMessage], options: dict[str, Any]) -> AIMessage:
-        self.asked.append(str(messages[-1].text))
+        self.prompts.append(str(messages[-1].text))
         self.options.append(options)
         if self.failures:
             raise self.failures.pop(0)
-        told = self.script(self.asked[-1])
-        if isinstance(told, AIMessage):
-            return told
+        reply = self.script(self.prompts[-1])
+        if isinstance(reply, AIMessage):
+            return reply
         usage = (
             {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12, "input_token_details": {"cache_read": 4}}
             if self.usage
             else None
         )
         return AIMessage(
-            told, usage_metadata=usage, response_metadata={"finish_reason": "stop", "model_name": "scripted-1"}
+            reply, usage_metadata=usage, response_metadata={"finish_reason": "stop", "model_name": "scripted-1"}
         )
 
     def _generate(
@@ -95,11 +95,11 @@ class Model(BaseChatModel):
 
 
 def failing(at: int, error: BaseException | None = None) -> Model:
-    """A model whose call number `at`, counted from 0, fails once."""
+    """Return a model whose call number `at`, counted from 0, fails once."""
     model = Model()
 
     def script(text: str) -> str:
-        if len(model.asked) == at + 1:
+        if len(model.prompts) == at + 1:
             raise error or ConnectionError("the server is gone")
         return say(text)
 
@@ -108,9 +108,9 @@ def failing(at: int, error: BaseException | None = None) -> Model:
 
 
 def sections(model: Model) -> list[str]:
-    """The sections of the document that the model was shown."""
+    """Return the sections of the document that the model was shown."""
     return [
-        text.partition("<section>\n")[2].partition("\n</section>")[0] for text in model.asked if "<section>" in text
+        text.partition("<section>\n")[2].partition("\n</section>")[0] for text in model.prompts if "<section>" in text
     ]
 
 
@@ -134,11 +134,11 @@ def total(chunks: list[Any]) -> Any:
 
 class Loader(BaseLoader):
     def __init__(self, pages: int = 4) -> None:
-        self.pages, self.given = pages, 0
+        self.pages, self.yielded = pages, 0
 
     def lazy_load(self) -> Iterator[Document]:
         for number in range(self.pages):
-            self.given += 1
+            self.yielded += 1
             yield Document(f"Page {number} has some words. " * 30, metadata={"source": "book", "page": number})
 
 
@@ -148,7 +148,7 @@ class Retriever(BaseRetriever):
 
 
 async def call(subject: Any, how: str, value: Any = INPUT, config: Any = None) -> Any:
-    """What the subject gives when it is called in one of the `WAYS`; of a stream the sum."""
+    """Call the subject in one of the `WAYS`; return its output, summed over a stream."""
     if how == "invoke":
         return subject.invoke(value, config)
     if how == "ainvoke":
@@ -161,7 +161,7 @@ async def call(subject: Any, how: str, value: Any = INPUT, config: Any = None) -
 
 
 async def traced(subject: Any, how: str, value: Any = INPUT) -> Any:
-    """The run of a call."""
+    """Return the run of a call."""
     collector = RunCollectorCallbackHandler()
     await call(subject, how, value, {"callbacks": [collector], "tags": ["mine"], "metadata": {"user": "u"}})
     (root,) = collector.traced_runs

@@ -55,7 +55,7 @@ from memagent_integrations import (
 from memagent_integrations.langchain import ChatModelBackend
 from memagent_integrations.records import Message, Prompt, Usage
 
-# ---- what comes out --------------------------------------------------------------------------------------------------------
+# ---- what comes out --------------------------------------------------------------------------------------
 
 
 def test_the_reading_is_the_readers() -> None:
@@ -64,7 +64,7 @@ def test_the_reading_is_the_readers() -> None:
     reading = Reader(ChatModelBackend(Model(), tokenizer=count), **SMALL).read("Why?", DOCUMENT)
     assert (message.text, message.response_metadata["memagent"]["memory"]) == (reading.answer, reading.memory)
     assert reading.memory.endswith("note note note note")
-    assert "".join(text.partition("<section>\n")[2].partition("\n</section>")[0] for text in model.asked) == DOCUMENT
+    assert "".join(text.partition("<section>\n")[2].partition("\n</section>")[0] for text in model.prompts) == DOCUMENT
 
 
 def test_reasoning_is_told_apart() -> None:
@@ -74,12 +74,12 @@ def test_reasoning_is_told_apart() -> None:
 
 
 def test_usage_without_a_cache_tells_none() -> None:
-    told = AIMessage("x", usage_metadata={"input_tokens": 1, "output_tokens": 1, "total_tokens": 2})
-    usage = reader(Model(script=lambda _: told)).invoke(INPUT).usage_metadata
+    message = AIMessage("x", usage_metadata={"input_tokens": 1, "output_tokens": 1, "total_tokens": 2})
+    usage = reader(Model(script=lambda _: message)).invoke(INPUT).usage_metadata
     assert usage == {"input_tokens": 5, "output_tokens": 5, "total_tokens": 10}
 
 
-# ---- what goes in -----------------------------------------------------------------------------------------------------------
+# ---- what goes in ----------------------------------------------------------------------------------------
 
 
 def test_a_trace_names_the_file(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def test_bad_input(value: Any, options: dict[str, Any], complaint: str) ->
         [chunk async for chunk in subject.astream(value, **options)]
 
 
-# ---- input that comes in pieces ---------------------------------------------------------------------------------------------
+# ---- input that comes in pieces --------------------------------------------------------------------------
 
 
 async def achunks_of(items: list[Any]) -> AsyncIterator[Any]:
@@ -138,7 +138,7 @@ async def test_pieces_are_put_together(pieces: list[Any], seen: str) -> None:
     chunks = list(reader(model).transform(iter(pieces)))
     chunks += [chunk async for chunk in reader(model).atransform(achunks_of(pieces))]
     assert "".join(chunk.text for chunk in chunks) == ANSWER * 2
-    for text in (model.asked[0], model.asked[2]):
+    for text in (model.prompts[0], model.prompts[2]):
         assert f"<section>\n{seen}\n</section>" in text
         assert "<question>\nWhy?\n</question>" in text
 
@@ -172,10 +172,10 @@ async def test_a_bound_question_with_one_input() -> None:
         total([chunk async for chunk in loader.astream("go")]),
     ):
         assert answer.text == ANSWER
-    assert "Page 0" in model.asked[-2]
+    assert "Page 0" in model.prompts[-2]
 
 
-# ---- runs, events ------------------------------------------------------------------------------------------------------------
+# ---- runs, events ----------------------------------------------------------------------------------------
 
 
 class AsyncEvents(AsyncCallbackHandler):
@@ -223,7 +223,7 @@ def test_a_retriever_is_part_of_the_trace() -> None:
     assert collector.traced_runs[0].child_runs[0].run_type == "retriever"
 
 
-# ---- models ------------------------------------------------------------------------------------------------------------------
+# ---- models ----------------------------------------------------------------------------------------------
 
 
 PROMPT = Prompt(index=0, phase="answer", messages=(Message(role="user", content="Name it."),), max_tokens=9)
@@ -235,17 +235,17 @@ def test_a_chain_of_messages_ends() -> None:
 
 
 async def test_a_plain_llm_is_asked_in_plain_text() -> None:
-    asked: list[str] = []
+    prompts: list[str] = []
 
     class LLM(FakeListLLM):
         def _call(self, prompt: str, *args: Any, **options: Any) -> str:
-            asked.append(prompt)
+            prompts.append(prompt)
             return super()._call(prompt, *args, **options)
 
     message = reader(LLM(responses=["note", "seven"]), chunk_tokens=1000).invoke(INPUT)
     assert (message.text, message.usage_metadata) == ("seven", None)
-    assert asked[0].startswith("A long document")
-    assert "Human:" not in asked[0]
+    assert prompts[0].startswith("A long document")
+    assert "Human:" not in prompts[0]
 
 
 def test_no_option_is_sent_to_a_model_that_may_not_take_it() -> None:
@@ -316,7 +316,7 @@ def test_what_answers_neither_message_nor_text_is_no_model() -> None:
             ChatModelBackend(wrong)  # type: ignore[arg-type]
 
 
-# ---- errors ----------------------------------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------
 
 
 class Status(Exception):  # as the errors of most SDKs
@@ -381,13 +381,13 @@ def test_an_error_holds_what_was_read() -> None:
     assert len(caught.value.reading.steps) == 2
 
 
-# ---- settings ----------------------------------------------------------------------------------------------------------------
+# ---- settings --------------------------------------------------------------------------------------------
 
 
 def test_settings_reach_the_reader() -> None:
     model = Model()
     reader(model, layout="section-shared").invoke(INPUT)
-    assert model.asked[0].index("<section>") < model.asked[0].index("<question>")
+    assert model.prompts[0].index("<section>") < model.prompts[0].index("<question>")
     with pytest.raises(ContextOverflow, match="500"):
         reader(window=500, chunk_tokens=400).invoke(INPUT)
     with pytest.raises(UsageError, match="its budget is 5"):
@@ -413,7 +413,7 @@ def test_wrong_settings_are_told_at_once(settings: dict[str, Any], complaint: st
         reader(**settings)
 
 
-# ---- counting tokens -----------------------------------------------------------------------------------------------------------
+# ---- counting tokens -------------------------------------------------------------------------------------
 
 
 class Endpoint(BaseHTTPRequestHandler):
@@ -424,7 +424,7 @@ class Endpoint(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, body, self.headers["Authorization"]))
+        self.server.requests.append((self.path, body, self.headers["Authorization"]))
         if self.path.endswith("/tokenize"):
             return self._send(200, {"tokens": [1] * count(body["prompt"]), "max_model_len": 4096})
         if self.server.failure:
@@ -461,7 +461,7 @@ class Endpoint(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Endpoint)
-        self.asked: list[tuple[str, dict[str, Any], str]] = []
+        self.requests: list[tuple[str, dict[str, Any], str]] = []
         self.failure: tuple[int, Any] | None = None
 
     @property
@@ -471,13 +471,13 @@ class Server(ThreadingHTTPServer):
         )
 
     def bodies(self) -> list[dict[str, Any]]:
-        return [body for path, body, _ in self.asked if path.endswith("/completions")]
+        return [body for path, body, _ in self.requests if path.endswith("/completions")]
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield server
         server.shutdown()
@@ -491,7 +491,7 @@ def test_an_endpoint_counts_bounds_and_tells(server: Server) -> None:
     assert message.response_metadata["memagent"]["chunks"] == 4
     assert message.response_metadata["memagent"]["model"] == "langchain:ChatOpenAI:local"
     assert {body["max_completion_tokens"] for body in server.bodies()} == {60}
-    assert {key for _, _, key in server.asked} == {"Bearer key-of-mine"}
+    assert {key for _, _, key in server.requests} == {"Bearer key-of-mine"}
     whole = total(list(subject.stream(INPUT)))
     assert whole.usage_metadata == message.usage_metadata
     assert message.usage_metadata == {
@@ -500,7 +500,9 @@ def test_an_endpoint_counts_bounds_and_tells(server: Server) -> None:
         "total_tokens": 60,
         "input_token_details": {"cache_read": 20},
     }
-    assert sum(body.get("prompt") == "a" for _, body, _ in server.asked) == 1  # it is asked once whether it can count
+    assert (
+        sum(body.get("prompt") == "a" for _, body, _ in server.requests) == 1
+    )  # one request to find out whether the server counts
     assert ChatModelBackend(server.model).window == 4096
 
 
@@ -570,7 +572,7 @@ def test_a_tokenizer_by_name_or_none_at_all() -> None:
         MemAgentReader(ScriptedBackend([]), tokenizer="approximate").invoke(INPUT)
 
 
-# ---- models by name -----------------------------------------------------------------------------------------------------------
+# ---- models by name --------------------------------------------------------------------------------------
 
 
 def test_a_named_backend_is_loaded_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -580,11 +582,11 @@ def test_a_named_backend_is_loaded_once(server: Server, monkeypatch: pytest.Monk
     for message in (*subject.batch([INPUT] * 3), configurable.invoke(INPUT, {"configurable": {"memory": 40}})):
         assert message.text == ANSWER
         assert message.response_metadata["memagent"]["model"] == "openai:local"
-    assert sum(body.get("prompt") == "a" for _, body, _ in server.asked) == 1
-    asked = len(server.asked)
+    assert sum(body.get("prompt") == "a" for _, body, _ in server.requests) == 1
+    before = len(server.requests)
     subject.tokenizer = "approximate"  # another counter is another backend
     assert subject.invoke(INPUT).text == ANSWER
-    assert not [path for path, _, _ in server.asked[asked:] if path.endswith("/tokenize")]
+    assert not [path for path, _, _ in server.requests[before:] if path.endswith("/tokenize")]
 
 
 def test_a_policy_brings_its_prompts_and_budgets(
@@ -623,41 +625,34 @@ def test_a_provider_whose_package_is_missing() -> None:
     assert re.fullmatch(r"pip install (-U )?langchain-deepseek", caught.value.command)
 
 
-@pytest.mark.parametrize(
-    ("blocked", "statement", "command"),
-    [
-        ("langchain_core", "import memagent_integrations.langchain", "pip install 'memagent-integrations[langchain]'"),
-        (
-            "langchain_core",
-            "from memagent_integrations import MemAgentReader",
-            "pip install 'memagent-integrations[langchain]'",
-        ),
-        (
-            "langchain",
-            "from memagent_integrations import MemAgentReader; MemAgentReader('ollama:x').invoke({'question': 'q', 'context': 'x'})",
-            "pip install 'memagent-integrations[langchain]'",
-        ),
-    ],
-)
-def test_what_is_missing_is_told(blocked: str, statement: str, command: str) -> None:
-    script = f"""
+def test_what_is_missing_is_told() -> None:
+    script = """
 import sys
-sys.modules[{blocked!r}] = None
+sys.modules["langchain_core"] = None
 import memagent_integrations
-try:
-    {statement}
-except memagent_integrations.MissingExtra as error:
-    print(error.command)
+for statement in ("import memagent_integrations.langchain", "from memagent_integrations import MemAgentReader"):
+    try:
+        exec(statement)
+    except memagent_integrations.MissingExtra as error:
+        print(error.command)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == command, done.stderr
+    assert done.stdout.splitlines() == ["pip install 'memagent-integrations[langchain]'"] * 2, done.stderr
+
+
+def test_a_model_s_name_wants_langchain_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("langchain", "langchain.chat_models"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra) as caught:
+        MemAgentReader("ollama:x").invoke({"question": "q", "context": "x"})
+    assert caught.value.command == "pip install 'memagent-integrations[langchain]'"
 
 
 def test_the_door_leads_here() -> None:
     assert memagent_integrations.MemAgentReader is MemAgentReader
 
 
-# ---- copies ----------------------------------------------------------------------------------------------------------------
+# ---- copies ----------------------------------------------------------------------------------------------
 
 
 def test_it_can_be_pickled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -667,7 +662,7 @@ def test_it_can_be_pickled(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
     for copy in (pickle.loads(pickle.dumps(subject)), subject.model_copy(deep=True)):
         assert (copy.model, copy.chunk_tokens) == ("openai:local", 200)
         assert copy.invoke(INPUT).text == ANSWER
-    assert sum(body.get("prompt") == "a" for _, body, _ in server.asked) == 3
+    assert sum(body.get("prompt") == "a" for _, body, _ in server.requests) == 3
 
 
 @pytest.mark.parametrize("kind", [str, Path, Journal])
@@ -680,10 +675,10 @@ async def test_a_journal(kind: Any, tmp_path: Path) -> None:
     subject = MemAgentReader(backend, **SMALL, journal=journal)
     first = subject.invoke(INPUT)
     assert backend.prompts[0].index == 1, "the first step is there already"
-    asked = len(backend.prompts)
+    calls = len(backend.prompts)
     assert (await subject.ainvoke(INPUT)).text == first.text
     assert "".join(chunk.text for chunk in subject.stream(INPUT)) == first.text
-    assert len(backend.prompts) == asked, "a complete reading costs nothing"
+    assert len(backend.prompts) == calls, "a complete reading costs nothing"
     assert pickle.loads(pickle.dumps(MemAgentReader("smollm2", journal=journal))).journal is not None
     with pytest.raises(UsageError, match="journal has to be a file or a Journal, not int"):
         MemAgentReader("smollm2", journal=5)

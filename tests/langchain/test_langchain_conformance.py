@@ -1,4 +1,4 @@
-"""Section A of the conventions that a reader for LangChain and LangGraph has to keep: one test a line, in its order."""
+"""The conventions of LangChain and LangGraph that a reader has to keep: one test for each, in their order."""
 
 from __future__ import annotations
 
@@ -68,10 +68,14 @@ from memagent_integrations.langchain import STEP, MemAgentMiddleware, MemAgentTo
 from memagent_integrations.records import Prompt, Reply
 
 ways = pytest.mark.parametrize("how", WAYS)
+sync_and_async = pytest.mark.parametrize("how", ["invoke", "astream"])
+streams = pytest.mark.parametrize(
+    "how", ["stream", "astream"]
+)  # the memory comes from complete calls, the answer streams
 
 
 class Handler(BaseCallbackHandler):
-    """Keeps the ends of runs, and the custom events with the run they belong to."""
+    """Collects the ends of runs, and the custom events with their runs."""
 
     def __init__(self) -> None:
         self.ends: list[str] = []
@@ -91,7 +95,7 @@ class Handler(BaseCallbackHandler):
         self.events.append((run_id, data))
 
 
-# ---- A1: the base class and its fields ---------------------------------------------------------------------------------------
+# ---- A1: the base class and its fields -------------------------------------------------------------------
 
 
 def test_a1_fields_alternatives_json_and_name_come_with_the_base_class() -> None:
@@ -127,17 +131,17 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@ways
+@streams
 @pytest.mark.parametrize("wrap", WRAPPED)
 async def test_a1_model_takes_everything_wrapped_around_a_chat_model(wrap: str, how: str) -> None:
     model = Model()
     assert (await call(reader(WRAPPED[wrap](model)), how)).text == ANSWER
-    assert len(model.asked) == 5
+    assert len(model.prompts) == 5
 
 
 @ways
 async def test_a1_model_takes_one_that_is_chosen_at_run_time(how: str) -> None:
-    """What `init_chat_model(configurable_fields="any")` gives is a plain runnable; `with_config` and the call's config choose its model."""
+    """`init_chat_model(configurable_fields="any")` returns a plain runnable; the config chooses its model."""
     with Loopback(chat(say)) as server:
         options = {"model_provider": "openai", "base_url": f"{server.url}/v1", "api_key": "k", "max_retries": 0}
         subject = reader(init_chat_model("one", configurable_fields="any", **options))
@@ -146,7 +150,7 @@ async def test_a1_model_takes_one_that_is_chosen_at_run_time(how: str) -> None:
 
 
 def test_a1_a_name_is_a_model_of_init_chat_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But "openai:NAME" is the core's own backend, which counts tokens with the endpoint; a name without a provider is one of the core's."""
+    """But "openai:NAME" is the core's own backend, which counts with the endpoint, as are names without a provider."""
     with Loopback(chat(say)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "k")
@@ -173,14 +177,14 @@ async def test_a1_a_retry_of_the_model_repeats_one_call_and_with_a_journal_so_do
     of_model = failing(2)
     root = await traced(reader(of_model.with_retry(**retry)), how)
     first, second = root.child_runs[2].child_runs
-    assert (len(of_model.asked), bool(first.error), second.error) == (6, True, None)
+    assert (len(of_model.prompts), bool(first.error), second.error) == (6, True, None)
     assert "nostream" in second.tags
     if how not in ("invoke", "ainvoke"):
         return  # LangChain's retry leaves streams alone
     for settings, calls in (({}, 8), ({"journal": tmp_path / "runs.db"}, 6)):
         model = failing(2)
         assert (await call(reader(model, **settings).with_retry(**retry), how)).text == ANSWER
-        assert len(model.asked) == calls, "three before the failure, and then all five or those that are missing"
+        assert len(model.prompts) == calls, "three before the failure, and then all five or those that are missing"
 
 
 def test_a1_what_the_model_lets_configure_shows() -> None:
@@ -206,32 +210,30 @@ def test_a1_schemas_graph_and_tool_come_from_the_types() -> None:
 
 
 def test_a1_prompts_are_a_field() -> None:
-    """A `PromptSet` of the core's, which knows the tags: not `ChatPromptTemplate`, and `get_prompts` finds none, as it looks at the graph only."""
-    model, prompts = (
-        Model(),
-        PromptSet(update="U {question}|{memory}|{section}", answer="A {question}|{memory}", name="mine"),
-    )
+    """They are a `PromptSet`, not a `ChatPromptTemplate`; `get_prompts`, which looks at the graph only, finds none."""
+    model = Model()
+    prompts = PromptSet(update="U {question}|{memory}|{section}", answer="A {question}|{memory}", name="mine")
     reader(model, prompts=prompts).configurable_fields(prompts=ConfigurableField(id="prompts")).invoke(INPUT)
-    assert [text[:7] for text in model.asked] == ["U Why?|"] * 4 + ["A Why?|"]
+    assert [text[:7] for text in model.prompts] == ["U Why?|"] * 4 + ["A Why?|"]
     assert reader(prompts=prompts).get_prompts() == []
 
 
-# ---- A2: the methods -------------------------------------------------------------------------------------------------------
+# ---- A2: the methods -------------------------------------------------------------------------------------
 
 
 async def check_tree(how: str) -> None:
-    """Called by another runnable, the reader has one run; its calls and events are below that one, and nothing else is."""
+    """Check that the reader, called by another runnable, has one run with its calls and events below it."""
     seen, inner = Handler(), reader()
 
     async def call_inner(value: Any, config: RunnableConfig) -> Any:
         return await call(inner, how, value, config)
 
     root = await traced(RunnableLambda(call_inner, name="outer").with_config(callbacks=[seen]), "ainvoke")
-    (own,) = root.child_runs
-    assert (root.name, own.name, own.parent_run_id) == ("outer", "MemAgentReader", root.id)
-    assert [child.parent_run_id for child in own.child_runs] == [own.id] * 5
-    assert not any(child.child_runs for child in own.child_runs)
-    assert [run for run, _ in seen.events] == [own.id] * 4
+    (of_reader,) = root.child_runs
+    assert (root.name, of_reader.name, of_reader.parent_run_id) == ("outer", "MemAgentReader", root.id)
+    assert [child.parent_run_id for child in of_reader.child_runs] == [of_reader.id] * 5
+    assert not any(child.child_runs for child in of_reader.child_runs)
+    assert [run for run, _ in seen.events] == [of_reader.id] * 4
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
@@ -246,7 +248,7 @@ async def test_a2_stream_makes_its_calls_below_its_own_run(how: str) -> None:
 
 @pytest.mark.parametrize("item", [str, Document], ids=["str", "Document"])
 async def test_a2_transform_reads_all_of_a_stream_as_it_comes(item: Any) -> None:
-    """With the question bound. Without it a stream of texts or documents is refused; dicts are put together, whatever their number."""
+    """With the question bound. Without it a stream of texts or documents is refused; any number of dicts is merged."""
     given: list[int] = []
     seen: list[int] = []
 
@@ -266,20 +268,20 @@ async def test_a2_transform_reads_all_of_a_stream_as_it_comes(item: Any) -> None
     model, stream = Model(script=script), RunnableGenerator(pages, apages)
     chain = stream | reader(model).bind(question="Why?")
     assert "".join(chunk.text for chunk in chain.stream("go")) == ANSWER
-    asked = list(model.asked)
-    assert "Page 0" in asked[0]
-    assert "Page 59" in asked[-2]
+    prompts = list(model.prompts)
+    assert "Page 0" in prompts[0]
+    assert "Page 59" in prompts[-2]
     assert (seen[0] < 20, seen[-1]) == (True, 60)
     given.clear()
     assert "".join([chunk.text async for chunk in chain.astream("go")]) == ANSWER
-    assert model.asked == asked * 2
-    assert seen[len(asked)] < 20
+    assert model.prompts == prompts * 2
+    assert seen[len(prompts)] < 20
     for how in ("stream", "astream"):
         with pytest.raises(UsageError, match="bind the question"):
             await call(stream | reader(model), how)
-        model.asked.clear()
+        model.prompts.clear()
         await call({"question": lambda _: "Why?", "context": stream} | reader(model), how)
-        assert all(f"Page {number} has" in " ".join(model.asked) for number in range(60))
+        assert all(f"Page {number} has" in " ".join(model.prompts) for number in range(60))
 
 
 async def test_a2_an_iterator_that_a_step_returns_is_read_lazily() -> None:
@@ -291,7 +293,7 @@ async def test_a2_an_iterator_that_a_step_returns_is_read_lazily() -> None:
         return loaders[-1].lazy_load()
 
     def script(text: str) -> str:
-        given.append(loaders[-1].given)
+        given.append(loaders[-1].yielded)
         return say(text)
 
     chain: Any = {"question": lambda _: "Why?", "context": pages} | reader(Model(script=script))
@@ -352,7 +354,7 @@ async def test_a2_batches_keep_to_max_concurrency(most: int | None) -> None:
     assert sorted(index for index, _ in reader().batch_as_completed([INPUT, INPUT], config)) == [0, 1]
 
 
-class Told(BaseModel):
+class Answer(BaseModel):
     answer: str
 
 
@@ -361,13 +363,13 @@ async def test_a2_parsers_follow_invoke_and_stream() -> None:
     assert text.invoke(INPUT) == await text.ainvoke(INPUT) == ANSWER
     words = ["the", " answer", " is", " seven", ""]
     assert list(text.stream(INPUT)) == [word async for word in text.astream(INPUT)] == words
-    model = Model(script=lambda asked: "note" if "<section>" in asked else '{"answer": "it is seven"}')
-    parsed = reader(model) | PydanticOutputParser(pydantic_object=Told)
-    assert parsed.invoke(INPUT) == await parsed.ainvoke(INPUT) == Told(answer="it is seven")
+    model = Model(script=lambda text: "note" if "<section>" in text else '{"answer": "it is seven"}')
+    parsed = reader(model) | PydanticOutputParser(pydantic_object=Answer)
+    assert parsed.invoke(INPUT) == await parsed.ainvoke(INPUT) == Answer(answer="it is seven")
     streamed = list(parsed.stream(INPUT))
-    assert streamed == [told async for told in parsed.astream(INPUT)]
+    assert streamed == [value async for value in parsed.astream(INPUT)]
     assert streamed[0].answer == "it"  # half an object is shown too
-    assert streamed[-1] == Told(answer="it is seven")
+    assert streamed[-1] == Answer(answer="it is seven")
 
 
 @pytest.mark.parametrize("make", [reader, scripted])
@@ -406,7 +408,7 @@ async def test_a2_fallbacks_config_pipe_assign_and_dicts_work_as_they_are(chain:
     assert (await call(CHAINS[chain](), how)).text == ANSWER
 
 
-# ---- A3: tracing -----------------------------------------------------------------------------------------------------------
+# ---- A3: tracing -----------------------------------------------------------------------------------------
 
 
 def chain_runs(run: Any) -> Iterator[Any]:
@@ -418,7 +420,7 @@ def chain_runs(run: Any) -> Iterator[Any]:
 
 @ways
 async def test_a3_no_run_of_the_reader_holds_the_document(how: str, tmp_path: Path) -> None:
-    """A chain around it keeps its own input, which is LangChain's doing: a document by reference stays out of that too."""
+    """LangChain keeps the input of a chain around the reader; a document passed by reference stays out of that too."""
     assert (await traced(reader(), how)).inputs == {"question": "Why?", "context": "<3,100 characters>"}
     assert (await traced(reader(trace_inputs="full"), how)).inputs == INPUT
     path = tmp_path / "text.txt"
@@ -477,7 +479,7 @@ async def graph_stream(graph: Any, mode: str, *, is_async: bool, value: Any = IN
 both = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
-@ways
+@sync_and_async
 @pytest.mark.parametrize("make", [reader, scripted])
 async def test_a3_steps_are_custom_events_for_handlers_event_streams_and_langgraph(
     make: Callable[[], MemAgentReader], how: str
@@ -497,17 +499,17 @@ async def test_a3_steps_are_custom_events_for_handlers_event_streams_and_langgra
         if event["event"] == "on_custom_event"
     ]
     in_graph = await graph_stream(one_node(make() | to_state), "custom", is_async=how.startswith("a"))
-    told = [
-        [(data["step"], data["memory"], data["chunk"]) for data in each]
-        for each in (steps, shown, [event[STEP] for event in in_graph])
+    shown_by = [
+        [(data["step"], data["memory"], data["chunk"]) for data in events]
+        for events in (steps, shown, [event[STEP] for event in in_graph])
     ]
-    assert told[0] == told[1] == told[2]
+    assert shown_by[0] == shown_by[1] == shown_by[2]
 
 
 @pytest.mark.skipif("stream_events" not in vars(Pregel), reason="this LangGraph has no version 3 of its events")
 @pytest.mark.filterwarnings("ignore:.*v3:Warning", "ignore:astream_events version='v1'")
 async def test_a3_versions_of_events() -> None:
-    """Version 1 has no custom events, version 2 has them. Version 3 is for graphs: the reader has it as one, and its one message is the answer."""
+    """Version 1 has no custom events, version 2 has them. Version 3 is for graphs; its one message is the answer."""
     names = [
         event["name"]
         async for event in reader().astream_events(INPUT, version="v1")
@@ -554,10 +556,10 @@ async def test_a3_usage_is_summed_over_all_calls_and_counted_once(how: str) -> N
     assert (await call(reader(Model(usage=False)), how)).usage_metadata is None, "unknown is not nothing"
 
 
-@ways
+@sync_and_async
 async def test_a3_details_are_in_the_response_metadata(how: str) -> None:
     """The finish reason is the answer's; those of the updates show in what became of them: `outcomes` and `cut`."""
-    told = iter(
+    replies = iter(
         [
             "a note",
             AIMessage("", response_metadata={"finish_reason": "stop"}),
@@ -565,7 +567,7 @@ async def test_a3_details_are_in_the_response_metadata(how: str) -> None:
             AIMessage("cut", response_metadata={"finish_reason": "length"}),
         ]
     )
-    message = await call(reader(Model(script=lambda text: next(told) if "<section>" in text else ANSWER)), how)
+    message = await call(reader(Model(script=lambda text: next(replies) if "<section>" in text else ANSWER)), how)
     assert message.response_metadata == {
         "memagent": {
             "model": "langchain:Model",
@@ -579,20 +581,20 @@ async def test_a3_details_are_in_the_response_metadata(how: str) -> None:
     }
 
 
-# ---- A4: cancelling and closing ------------------------------------------------------------------------------------------------
+# ---- A4: cancelling and closing --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["ainvoke", "astream"])
 @pytest.mark.parametrize("by", ["cancel", "timeout"])
 async def test_a4_cancelling_and_timeouts_stop_the_reading_and_end_its_run(by: str, how: str) -> None:
-    seen, asked = Handler(), []
+    seen, calls = Handler(), []
     begun = asyncio.Event()
 
     class Stuck(Model):
         async def _agenerate(
             self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
         ) -> ChatResult:
-            asked.append(1)
+            calls.append(1)
             begun.set()
             await asyncio.Event().wait()
             raise AssertionError("never reached")
@@ -606,7 +608,7 @@ async def test_a4_cancelling_and_timeouts_stop_the_reading_and_end_its_run(by: s
 
     with pytest.raises(asyncio.CancelledError if by == "cancel" else TimeoutError):
         await read()
-    assert len(asked) == 1
+    assert len(calls) == 1
     assert seen.ends == ["chain CancelledError"]
 
 
@@ -659,7 +661,7 @@ async def test_a4_what_fails_while_an_async_stream_closes_is_our_error() -> None
 
 @pytest.mark.parametrize("left", ["reader at shutdown", "chain", "chain at shutdown"])
 def test_a4_leaving_a_stream_closes_the_model_without_noise(left: str) -> None:
-    """The steps of a chain LangChain leaves to the event loop. If that shuts down at once, it tries to close them all side by side, and says so."""
+    """LangChain leaves the steps of a chain to the event loop, which closes them concurrently at its shutdown."""
     complaints: list[str] = []
     closed = asyncio.Event()
     seen = Handler()
@@ -685,11 +687,13 @@ def test_a4_leaving_a_stream_closes_the_model_without_noise(left: str) -> None:
     gc.collect()
     assert "llm GeneratorExit" in seen.ends
     if left == "chain at shutdown":
-        complaints = [each for each in complaints if "asynchronous generator is already running" not in each]
+        complaints = [
+            complaint for complaint in complaints if "asynchronous generator is already running" not in complaint
+        ]
     assert not complaints
 
 
-# ---- A5: serialization -------------------------------------------------------------------------------------------------------
+# ---- A5: serialization -----------------------------------------------------------------------------------
 
 
 def test_a5_a_dump_is_a_constructor_without_secrets() -> None:
@@ -723,7 +727,7 @@ def test_a5_load_wants_our_class_and_namespace_named() -> None:
         load(dumpd(MemAgentReader("smollm2")))
 
 
-# ---- A6: content -------------------------------------------------------------------------------------------------------------
+# ---- A6: content -----------------------------------------------------------------------------------------
 
 
 REASONING: dict[str, tuple[str | AIMessage, str | AIMessage]] = {
@@ -747,7 +751,7 @@ async def test_a6_memory_and_answer_are_the_text_alone(kind: str, how: str) -> N
     model = Model(script=lambda text: REASONING[kind]["<section>" not in text])
     message = await call(reader(model), how)
     assert (message.content, message.response_metadata["memagent"]["memory"]) == ("seven", "note")
-    assert not [text for text in model.asked if "Hm." in text]
+    assert not [text for text in model.prompts if "Hm." in text]
 
 
 @ways
@@ -758,7 +762,7 @@ async def test_a6_messages_have_the_blocks_of_langchains_own(how: str) -> None:
     assert isinstance(message, AIMessageChunk if how in ("stream", "astream") else AIMessage)
 
 
-# ---- A7: LangGraph -----------------------------------------------------------------------------------------------------------
+# ---- A7: LangGraph ---------------------------------------------------------------------------------------
 
 
 TASK: Any = {"question": "Why?", "source": "text"}
@@ -785,36 +789,36 @@ class Typed(BaseModel):
 @pytest.mark.parametrize("schema", [Mine, Typed])
 async def test_a7_as_node_writes_the_answer_to_its_key(schema: Any, is_async: bool) -> None:
     """A bare reader in a graph loses its answer, since a message is no update of the state."""
-    made = one_node(reader().as_node(question_key="ask", context_key="text", answer_key="told"), schema=schema)
+    compiled = one_node(reader().as_node(question_key="ask", context_key="text", answer_key="told"), schema=schema)
     task = {"ask": "Why?", "text": DOCUMENT}
-    assert (await made.ainvoke(task) if is_async else made.invoke(task)) == {**task, "told": ANSWER}
-    steps = await graph_stream(made, "custom", is_async=is_async, value=task)
+    assert (await compiled.ainvoke(task) if is_async else compiled.invoke(task)) == {**task, "told": ANSWER}
+    steps = await graph_stream(compiled, "custom", is_async=is_async, value=task)
     assert [event[STEP]["step"] for event in steps] == [0, 1, 2, 3]
-    words = await graph_stream(made, "messages", is_async=is_async, value=task)
+    words = await graph_stream(compiled, "messages", is_async=is_async, value=task)
     assert "".join(message.text for message, _ in words) == ANSWER
 
 
 def test_a7_a_graph_that_is_interrupted_after_each_chunk_makes_no_call_twice() -> None:
     model = Model()
-    made = graph(model, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
-    state = made.invoke(TASK, THREAD)
-    assert (state["chunk"], state["memory"], len(model.asked)) == (1, "note", 1)
-    made.update_state(THREAD, {"memory": "It was the butler."})
-    state = made.invoke(None, THREAD)
+    compiled = graph(model, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
+    state = compiled.invoke(TASK, THREAD)
+    assert (state["chunk"], state["memory"], len(model.prompts)) == (1, "note", 1)
+    compiled.update_state(THREAD, {"memory": "It was the butler."})
+    state = compiled.invoke(None, THREAD)
     assert (state["chunk"], state["memory"]) == (2, "It was the butler. note")
-    assert "<memory>\nIt was the butler.\n</memory>" in model.asked[1]
-    made.invoke(None, THREAD)
-    made.invoke(None, THREAD)
-    made.update_state(THREAD, {"memory": "Edited last."})
-    assert made.get_state(THREAD).next == ("answer",)
-    state = made.invoke(None, THREAD)
-    assert (state["answer"], state["memory"], len(model.asked)) == (ANSWER, "Edited last.", 5)
-    assert "Edited last." in model.asked[-1]
+    assert "<memory>\nIt was the butler.\n</memory>" in model.prompts[1]
+    compiled.invoke(None, THREAD)
+    compiled.invoke(None, THREAD)
+    compiled.update_state(THREAD, {"memory": "Edited last."})
+    assert compiled.get_state(THREAD).next == ("answer",)
+    state = compiled.invoke(None, THREAD)
+    assert (state["answer"], state["memory"], len(model.prompts)) == (ANSWER, "Edited last.", 5)
+    assert "Edited last." in model.prompts[-1]
     assert "".join(sections(model)) == DOCUMENT
 
 
 def test_a7_an_interrupt_passes_retries_and_fallbacks_that_are_for_our_errors() -> None:
-    """LangChain's own defaults take any `Exception`, an interrupt too: name `BackendError`, which a model's failures are."""
+    """LangChain's defaults catch any `Exception`, also an interrupt: name `BackendError`, the failures of a model."""
 
     def script(text: str) -> str:
         return interrupt("May I go on?") if "<section>" not in text else say(text)
@@ -824,10 +828,10 @@ def test_a7_an_interrupt_passes_retries_and_fallbacks_that_are_for_our_errors() 
         lambda inner: inner.with_fallbacks([scripted()], exceptions_to_handle=(BackendError,)),
     ):
         model = Model(script=script)
-        made = one_node(wrap(reader(model)) | to_state, checkpointer=InMemorySaver())
-        state = made.invoke(INPUT, THREAD)
+        compiled = one_node(wrap(reader(model)) | to_state, checkpointer=InMemorySaver())
+        state = compiled.invoke(INPUT, THREAD)
         assert [stop.value for stop in state["__interrupt__"]] == ["May I go on?"]
-        assert ("answer" in state, len(model.asked)) == (False, 5)
+        assert ("answer" in state, len(model.prompts)) == (False, 5)
 
 
 def test_a7_build_graph_resumes_in_another_process_with_history_and_edits(tmp_path: Path) -> None:
@@ -835,23 +839,23 @@ def test_a7_build_graph_resumes_in_another_process_with_history_and_edits(tmp_pa
     with SqliteSaver.from_conn_string(str(tmp_path / "graph.db")) as saver, pytest.raises(BackendError, match="gone"):
         graph(model, document=words, checkpointer=saver).invoke(TASK, THREAD)
     with SqliteSaver.from_conn_string(str(tmp_path / "graph.db")) as saver:
-        made = graph(model, document=words, checkpointer=saver)
-        assert (made.get_state(THREAD).values["chunk"], made.get_state(THREAD).next, len(model.asked)) == (
+        compiled = graph(model, document=words, checkpointer=saver)
+        assert (compiled.get_state(THREAD).values["chunk"], compiled.get_state(THREAD).next, len(model.prompts)) == (
             3,
             ("read_chunk",),
             4,
         )
-        made.update_state(THREAD, {"memory": "Edited."})
-        state = made.invoke(None, THREAD)
+        compiled.update_state(THREAD, {"memory": "Edited."})
+        state = compiled.invoke(None, THREAD)
         history = {
             snapshot.values["chunk"]: snapshot.values["memory"]
-            for snapshot in made.get_state_history(THREAD)
+            for snapshot in compiled.get_state_history(THREAD)
             if snapshot.next == ("read_chunk",)
         }
     assert (state["answer"], state["chunk"], state["memory"]) == (ANSWER, 5, "Edited. note note")
     assert list(history) == [4, 3, 2, 1, 0]
     assert (history[4], history[0]) == ("Edited. note", "")
-    assert len(model.asked) == 7, "five chunks, the answer, and the call that failed"
+    assert len(model.prompts) == 7, "five chunks, the answer, and the call that failed"
     assert state["usage"]["prompt_tokens"] == 60
     read = sections(model)
     assert read[3] == read[4]
@@ -862,9 +866,9 @@ def test_a7_the_state_holds_a_reference_and_no_document(tmp_path: Path) -> None:
     path, text = tmp_path / "graph.db", tmp_path / "text.txt"
     text.write_text("Some words of a long document. " * 65_000, encoding="utf-8")  # 2 MB
     with SqliteSaver.from_conn_string(str(path)) as saver:
-        made = build_graph(reader(chunk_tokens=5000), checkpointer=saver)
-        state = made.invoke({"question": "Why?", "source": str(text)}, THREAD)
-        sizes = [len(json.dumps(snapshot.values)) for snapshot in made.get_state_history(THREAD)]
+        compiled = build_graph(reader(chunk_tokens=5000), checkpointer=saver)
+        state = compiled.invoke({"question": "Why?", "source": str(text)}, THREAD)
+        sizes = [len(json.dumps(snapshot.values)) for snapshot in compiled.get_state_history(THREAD)]
     assert state["chunk"] > 80
     assert max(sizes) < 1000
     assert sum(file.stat().st_size for file in tmp_path.glob("graph.db*")) < 1_000_000
@@ -881,7 +885,7 @@ async def test_a7_any_checkpointer_keeps_a_graph_by_its_thread(tmp_path: Path) -
     async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "graph.db")) as saver:
         state = await graph(model, checkpointer=saver).ainvoke(None, THREAD)
         other = await graph(checkpointer=saver).ainvoke(TASK, {"configurable": {"thread_id": "2"}})
-    assert (state["answer"], state["chunk"], len(model.asked)) == (ANSWER, 4, 6)
+    assert (state["answer"], state["chunk"], len(model.prompts)) == (ANSWER, 4, 6)
     assert "".join([*sections(model)[:2], *sections(model)[3:]]) == DOCUMENT
     assert other["chunk"] == 4
     with closing(sqlite3.connect(tmp_path / "graph.db")) as db:
@@ -892,15 +896,15 @@ async def test_a7_any_checkpointer_keeps_a_graph_by_its_thread(tmp_path: Path) -
 
 @both
 async def test_a7_many_chunks_meet_no_recursion_limit(is_async: bool) -> None:
-    made = graph(document=DOCUMENT * 6, chunk_tokens=50)
+    compiled = graph(document=DOCUMENT * 6, chunk_tokens=50)
 
     async def acall(value: Any, config: RunnableConfig) -> Any:
-        return await made.ainvoke(value, config)
+        return await compiled.ainvoke(value, config)
 
-    parent: Any = RunnableLambda(acall if is_async else lambda value, config: made.invoke(value, config))
+    parent: Any = RunnableLambda(acall if is_async else lambda value, config: compiled.invoke(value, config))
     state = await parent.ainvoke(TASK) if is_async else parent.invoke(TASK)
     assert (state["answer"], state["chunk"] > 80) == (ANSWER, True)
-    for again in (made, made | RunnableLambda(lambda value: value), made.with_config(tags=["mine"])):
+    for again in (compiled, compiled | RunnableLambda(lambda value: value), compiled.with_config(tags=["mine"])):
         limited = {"recursion_limit": 5}
         assert (await again.ainvoke(TASK, limited) if is_async else again.invoke(TASK, limited))["chunk"] == state[
             "chunk"
@@ -936,7 +940,7 @@ async def test_a7_each_step_counts_as_progress_for_an_idle_timeout() -> None:
     assert len(backend.prompts) == 2
 
 
-# ---- A8: inputs --------------------------------------------------------------------------------------------------------------
+# ---- A8: inputs ------------------------------------------------------------------------------------------
 
 
 class Lines(BaseBlobParser):
@@ -968,16 +972,16 @@ INPUTS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@ways
+@sync_and_async
 @pytest.mark.parametrize("kind", INPUTS)
 async def test_a8_whatever_langchain_has_for_documents_is_read(kind: str, how: str, tmp_path: Path) -> None:
-    """What is async needs an async call, and is told so."""
+    """An async input needs an async call; the error says so."""
     path = tmp_path / "text.txt"
     path.write_text("one\ntwo", encoding="utf-8")
     make, text = INPUTS[kind]
     model = Model()
     reading = call(reader(model, chunk_tokens=1000), how, {"question": "Why?", "context": make(path)})
-    if how in ("invoke", "stream") and kind.startswith("a"):
+    if how == "invoke" and kind.startswith("a"):
         with pytest.raises(UsageError, match="async"):
             await reading
         return
@@ -986,12 +990,12 @@ async def test_a8_whatever_langchain_has_for_documents_is_read(kind: str, how: s
     assert text in section
 
 
-# ---- A9: peers ---------------------------------------------------------------------------------------------------------------
+# ---- A9: peers -------------------------------------------------------------------------------------------
 
 
 @both
 async def test_a9_it_does_what_refine_and_the_summarization_middleware_leave_undone(is_async: bool) -> None:
-    """Refine wants a list, streams one chunk, mixes the tokens of all steps and tells no usage; the summary of a conversation is of any length."""
+    """Refine wants a list, streams one chunk, mixes the tokens of all steps; summaries are unbounded."""
     config: Any = {"callbacks": [runs := RunCollectorCallbackHandler()]}
     value: Any = {"question": "Why?", "context": (Document(word) for word in DOCUMENT.split(". "))}
     subject = reader()

@@ -18,10 +18,11 @@ from langchain_core.documents.base import Blob
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel
 
-from memagent_integrations import BackendError, Limits, MemAgentReader, UsageError
+from memagent_integrations import BackendError, Limits, MemAgentReader, ScriptedBackend, UsageError
 from memagent_integrations.langchain import graph as module
 from memagent_integrations.langchain.graph import ReadingGraph, ReadingTask, build_graph
 
@@ -48,8 +49,8 @@ class Texts:
         return self.texts[name]
 
 
-def graph(made_with: Any = None, **options: Any) -> ReadingGraph:
-    read_by = made_with if isinstance(made_with, MemAgentReader) else reader(made_with)
+def graph(model: Any = None, **options: Any) -> ReadingGraph:
+    read_by = model if isinstance(model, MemAgentReader) else reader(model)
     return build_graph(read_by, **({"load": Texts()} | options))
 
 
@@ -57,7 +58,7 @@ def thread(name: str = "one", **more: Any) -> RunnableConfig:
     return {"configurable": {"thread_id": name}, **more}  # type: ignore[typeddict-item]
 
 
-# ---- what comes out --------------------------------------------------------------------------------------------------------
+# ---- what comes out --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [reader, scripted])
@@ -65,12 +66,12 @@ async def test_the_graphs_answer_is_the_readers(make: Callable[[], MemAgentReade
     message = make().invoke({"question": "Why?", "context": DOCUMENT})
     details = message.response_metadata["memagent"]
     for state in (graph(make()).invoke(TASK), await graph(make()).ainvoke(TASK)):
-        told = message.usage_metadata
-        assert told
+        reported = message.usage_metadata
+        assert reported
         usage = {
-            "prompt_tokens": told["input_tokens"],
-            "completion_tokens": told["output_tokens"],
-            "cached_tokens": told["input_token_details"]["cache_read"],
+            "prompt_tokens": reported["input_tokens"],
+            "completion_tokens": reported["output_tokens"],
+            "cached_tokens": reported["input_token_details"]["cache_read"],
         }
         assert (state["answer"], state["chunk"], state["more"], state["usage"]) == (ANSWER, 4, False, usage)
         assert state["memory"] == details["memory"]
@@ -81,7 +82,7 @@ def test_the_chunks_are_the_readers() -> None:
     model, other = Model(), Model()
     graph(model).invoke(TASK)
     reader(other).invoke({"question": "Why?", "context": DOCUMENT})
-    assert model.asked == other.asked
+    assert model.prompts == other.prompts
     assert "".join(sections(model)) == DOCUMENT
 
 
@@ -143,19 +144,19 @@ def test_wrong_readers_and_tasks(tmp_path: Path) -> None:
         build_graph(reader()).invoke({"question": "Why?", "source": str(tmp_path / "none.txt")})
 
 
-# ---- failures and resuming -------------------------------------------------------------------------------------------------
+# ---- failures and resuming -------------------------------------------------------------------------------
 
 
-def test_a_killed_process_goes_on(tmp_path: Path) -> None:
+def test_a_killed_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.txt").write_text(TEXTS["five"])
     script = """
-import os, sys
+import os
 from langgraph.checkpoint.sqlite import SqliteSaver
 from memagent_integrations import MemAgentReader, ScriptedBackend
 from memagent_integrations.langchain.graph import build_graph
 calls = []
 def say(prompt):
-    if sys.argv[1] == "die" and len(calls) == 3:
+    if len(calls) == 3:
         os._exit(9)
     calls.append(prompt)
     return "note" if prompt.phase == "memory" else "the answer"
@@ -163,37 +164,36 @@ reader = MemAgentReader(ScriptedBackend(say), chunk_tokens=200, memory_tokens=50
 config = {"configurable": {"thread_id": "1"}}
 with SqliteSaver.from_conn_string("graph.db") as saver:
     graph = build_graph(reader, checkpointer=saver)
-    state = graph.invoke({"question": "Why?", "source": "text.txt"} if sys.argv[1] == "die" else None, config, durability="sync")
-print(len(calls), state["chunk"], state["answer"])
+    graph.invoke({"question": "Why?", "source": "text.txt"}, config, durability="sync")
 """
-    died = subprocess.run(
-        [sys.executable, "-c", script, "die"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    died = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert died.returncode == 9, died.stderr
-    done = subprocess.run(
-        [sys.executable, "-c", script, "go on"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["3", "5", "the", "answer"]
+    monkeypatch.chdir(tmp_path)
+    backend = ScriptedBackend(lambda prompt: "note" if prompt.phase == "memory" else "the answer")
+    with SqliteSaver.from_conn_string("graph.db") as saver:
+        subject = MemAgentReader(backend, chunk_tokens=200, memory_tokens=50)
+        state = build_graph(subject, checkpointer=saver).invoke(None, thread("1"))
+    assert (len(backend.prompts), state["chunk"], state["answer"]) == (3, 5, "the answer")
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()])
 def test_a_retry_in_one_process_does_not_load_anew(error: BaseException) -> None:
     texts = Texts()
-    made = graph(failing(2, error), load=texts, checkpointer=InMemorySaver())
+    compiled = graph(failing(2, error), load=texts, checkpointer=InMemorySaver())
     with pytest.raises((BackendError, ValueError, KeyboardInterrupt)):
-        made.invoke(TASK, thread())
-    assert made.invoke(None, thread())["chunk"] == 4
+        compiled.invoke(TASK, thread())
+    assert compiled.invoke(None, thread())["chunk"] == 4
     assert texts.loaded == ["four"]
 
 
 def test_a_failing_answer_is_asked_for_again() -> None:
     model = failing(4)
-    made = graph(model, checkpointer=InMemorySaver())
+    compiled = graph(model, checkpointer=InMemorySaver())
     with pytest.raises(BackendError):
-        made.invoke(TASK, thread())
-    assert made.get_state(thread()).next == ("answer",)
-    assert made.invoke(None, thread())["answer"] == ANSWER
-    assert len(model.asked) == 6
+        compiled.invoke(TASK, thread())
+    assert compiled.get_state(thread()).next == ("answer",)
+    assert compiled.invoke(None, thread())["answer"] == ANSWER
+    assert len(model.prompts) == 6
 
 
 def test_a_document_that_breaks_keeps_what_was_read() -> None:
@@ -206,37 +206,37 @@ def test_a_document_that_breaks_keeps_what_was_read() -> None:
             yield DOCUMENT[start : start + 100]
 
     model = Model()
-    made = graph(model, load=lines, checkpointer=InMemorySaver())
+    compiled = graph(model, load=lines, checkpointer=InMemorySaver())
     with pytest.raises(UsageError, match="no more pages"):
-        made.invoke(TASK, thread())
-    assert made.get_state(thread()).values["chunk"] == len(model.asked) == 2
+        compiled.invoke(TASK, thread())
+    assert compiled.get_state(thread()).values["chunk"] == len(model.prompts) == 2
     broken.clear()
-    assert made.invoke(None, thread())["answer"] == ANSWER
+    assert compiled.invoke(None, thread())["answer"] == ANSWER
     assert "".join(sections(model)) == DOCUMENT
 
 
 @pytest.mark.parametrize("stop", range(4))
 async def test_a_stream_that_is_left_after_an_update_is_gone_on_with(stop: int) -> None:
-    """LangGraph keeps a node's writes when it is cancelled behind them: the way to the next node has to be among them."""
+    """LangGraph keeps the writes of a node that is cancelled after them, so they have to name the next node."""
     for _ in range(4):
         model = Model()
-        made = graph(model, checkpointer=InMemorySaver())
-        stream = made.astream(TASK, thread(), stream_mode="custom")
+        compiled = graph(model, checkpointer=InMemorySaver())
+        stream = compiled.astream(TASK, thread(), stream_mode="custom")
         for _ in range(stop + 1):
             await anext(stream)
         await stream.aclose()
-        state = await made.ainvoke(None, thread())
+        state = await compiled.ainvoke(None, thread())
         assert (state["answer"], state["chunk"]) == (ANSWER, 4)
 
 
 @pytest.mark.parametrize("checkpointer", [None, InMemorySaver()])
 def test_after_a_first_chunk_that_failed_a_reading_begins_with_the_document_as_it_is_now(checkpointer: Any) -> None:
     model, texts = failing(0), Texts()
-    made = graph(model, load=texts, checkpointer=checkpointer)
+    compiled = graph(model, load=texts, checkpointer=checkpointer)
     with pytest.raises(BackendError):
-        made.invoke(TASK, thread())
+        compiled.invoke(TASK, thread())
     texts.texts["four"] = TEXTS["five"]
-    made.invoke({**TASK, "question": "Why now?"}, thread())
+    compiled.invoke({**TASK, "question": "Why now?"}, thread())
     assert "".join(sections(model)[1:]) == TEXTS["five"]
 
 
@@ -259,20 +259,20 @@ async def test_readings_of_one_document_side_by_side_load_it_once_each() -> None
 )
 def test_a_state_that_no_graph_left(changed: dict[str, Any], named: str) -> None:
     model = Model()
-    made = graph(model, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
-    made.invoke(TASK, thread())
-    made.update_state(thread(), changed)
+    compiled = graph(model, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
+    compiled.invoke(TASK, thread())
+    compiled.update_state(thread(), changed)
     with pytest.raises(UsageError, match=f"^{named} in the state is not what a graph keeps there"):
-        made.invoke(None, thread())
-    assert len(model.asked) == 1, "nothing is asked of the model before"
+        compiled.invoke(None, thread())
+    assert len(model.prompts) == 1, "nothing is asked of the model before"
 
 
 @pytest.mark.parametrize("node", ["begin", "read_chunk"])
 def test_a_thread_that_did_not_begin(node: str) -> None:
-    made = graph(checkpointer=InMemorySaver())
-    made.update_state(thread(), TASK, as_node=node)
+    compiled = graph(checkpointer=InMemorySaver())
+    compiled.update_state(thread(), TASK, as_node=node)
     with pytest.raises(UsageError, match="a thread begins with a question and a source"):
-        made.invoke(None, thread())
+        compiled.invoke(None, thread())
 
 
 @pytest.mark.parametrize("source", ["x" * 20_000, Blob.from_data("x" * 20_000), ["x" * 300] * 40])
@@ -288,11 +288,11 @@ async def test_a_load_that_cannot_be() -> None:
     async def lines(_: str) -> Any:
         yield DOCUMENT
 
-    for made, message in [(graph(load=load), "plain function"), (graph(load=lines), "not an async iterator")]:
+    for compiled, message in [(graph(load=load), "plain function"), (graph(load=lines), "not an async iterator")]:
         with pytest.raises(UsageError, match=message):
-            made.invoke(TASK)
+            compiled.invoke(TASK)
         with pytest.raises(UsageError, match=message):
-            await made.ainvoke(TASK)
+            await compiled.ainvoke(TASK)
 
 
 def test_limits_of_a_whole_reading_are_refused() -> None:
@@ -305,20 +305,20 @@ async def test_a_cancelled_step_leaves_the_state_as_it_was() -> None:
 
     class Slow(Model):
         async def _agenerate(self, *args: Any, **options: Any) -> Any:
-            if len(self.asked) == 2 and not begun.is_set():
+            if len(self.prompts) == 2 and not begun.is_set():
                 begun.set()
                 await asyncio.sleep(60)
             return await super()._agenerate(*args, **options)
 
     model, texts = Slow(), Texts()
-    made = graph(model, load=texts, checkpointer=InMemorySaver())
-    running = asyncio.create_task(made.ainvoke(TASK, thread()))
+    compiled = graph(model, load=texts, checkpointer=InMemorySaver())
+    running = asyncio.create_task(compiled.ainvoke(TASK, thread()))
     await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert (await made.aget_state(thread())).values["chunk"] == 2
-    assert (await made.ainvoke(None, thread()))["answer"] == ANSWER
+    assert (await compiled.aget_state(thread())).values["chunk"] == 2
+    assert (await compiled.ainvoke(None, thread()))["answer"] == ANSWER
     assert ("".join(sections(model)), texts.loaded) == (DOCUMENT, ["four"])
 
 
@@ -341,14 +341,14 @@ def test_a_changed_document_is_noticed() -> None:
 
 def test_a_thread_reads_anew_when_it_is_asked_again() -> None:
     model = Model()
-    made = graph(model, checkpointer=InMemorySaver())
-    made.invoke(TASK, thread())
-    state = made.invoke({"question": "Who?", "source": "five"}, thread())
+    compiled = graph(model, checkpointer=InMemorySaver())
+    compiled.invoke(TASK, thread())
+    state = compiled.invoke({"question": "Who?", "source": "five"}, thread())
     assert (state["chunk"], state["memory"], state["usage"]["prompt_tokens"]) == (5, "note note note note note", 60)
-    assert made.invoke({"question": "Whence?"}, thread())["chunk"] == 5  # of the same document
+    assert compiled.invoke({"question": "Whence?"}, thread())["chunk"] == 5  # of the same document
 
 
-# ---- the state -------------------------------------------------------------------------------------------------------------
+# ---- the state -------------------------------------------------------------------------------------------
 
 
 def test_what_is_kept_in_the_process_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,42 +360,42 @@ def test_what_is_kept_in_the_process_is_bounded(monkeypatch: pytest.MonkeyPatch)
             alive.append(weakref.ref(self))
             yield from (DOCUMENT[start : start + 100] for start in range(0, len(DOCUMENT), 100))
 
-    made = graph(load=lambda _: Lines(), checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
+    compiled = graph(load=lambda _: Lines(), checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
     for number in range(8):
-        made.invoke(TASK, thread(str(number)))
+        compiled.invoke(TASK, thread(str(number)))
     gc.collect()
     assert sum(ref() is not None for ref in alive) == 3
     for number in range(8):
-        while made.get_state(thread(str(number))).next:
-            state = made.invoke(None, thread(str(number)))
+        while compiled.get_state(thread(str(number))).next:
+            state = compiled.invoke(None, thread(str(number)))
         assert state["chunk"] == 4
     gc.collect()
     assert not [ref for ref in alive if ref() is not None]
 
 
-# ---- edits and time travel -------------------------------------------------------------------------------------------------
+# ---- edits and time travel -------------------------------------------------------------------------------
 
 
 async def test_an_edit_keeps_to_the_budget() -> None:
     model = Model()
-    made = graph(model, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
-    await made.ainvoke(TASK, thread())
-    await made.aupdate_state(thread(), {"memory": "word " * 60})
+    compiled = graph(model, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
+    await compiled.ainvoke(TASK, thread())
+    await compiled.aupdate_state(thread(), {"memory": "word " * 60})
     with pytest.raises(UsageError, match=r"the memory has .* tokens, its budget is 50"):
-        await made.ainvoke(None, thread())
-    await made.aupdate_state(thread(), {"memory": 7})
+        await compiled.ainvoke(None, thread())
+    await compiled.aupdate_state(thread(), {"memory": 7})
     with pytest.raises(UsageError, match="the memory has to be text, not int"):
-        await made.ainvoke(None, thread())
-    await made.aupdate_state(thread(), {"memory": ""})
-    assert (await made.ainvoke(None, thread()))["memory"] == "note"
-    assert len(model.asked) == 2
+        await compiled.ainvoke(None, thread())
+    await compiled.aupdate_state(thread(), {"memory": ""})
+    assert (await compiled.ainvoke(None, thread()))["memory"] == "note"
+    assert len(model.prompts) == 2
 
 
 def test_stops_before_nodes() -> None:
-    made = graph(checkpointer=InMemorySaver(), interrupt_before=["answer"])
-    state = made.invoke(TASK, thread())
-    assert (state["chunk"], state["answer"], made.get_state(thread()).next) == (4, None, ("answer",))
-    assert made.invoke(None, thread())["answer"] == ANSWER
+    compiled = graph(checkpointer=InMemorySaver(), interrupt_before=["answer"])
+    state = compiled.invoke(TASK, thread())
+    assert (state["chunk"], state["answer"], compiled.get_state(thread()).next) == (4, None, ("answer",))
+    assert compiled.invoke(None, thread())["answer"] == ANSWER
     everywhere = graph(checkpointer=InMemorySaver(), interrupt_after="*")
     everywhere.invoke(TASK, thread())
     assert everywhere.get_state(thread()).next == ("read_chunk",)
@@ -406,11 +406,11 @@ def test_stops_before_nodes() -> None:
 def test_time_travel() -> None:
     model = Model()
     texts = Texts()
-    made = graph(model, load=texts, checkpointer=InMemorySaver())
-    made.invoke(TASK, thread())
+    compiled = graph(model, load=texts, checkpointer=InMemorySaver())
+    compiled.invoke(TASK, thread())
     history = {
         snapshot.values["chunk"]: snapshot
-        for snapshot in made.get_state_history(thread())
+        for snapshot in compiled.get_state_history(thread())
         if snapshot.next == ("read_chunk",)
     }
     assert {number: snapshot.values["memory"] for number, snapshot in history.items()} == {
@@ -419,38 +419,38 @@ def test_time_travel() -> None:
         2: "note note",
         3: "note note note",
     }
-    before = len(model.asked)
-    state = made.invoke(None, history[2].config)  # read chunks 2 and 3 again
-    assert (state["answer"], state["memory"], len(model.asked) - before, texts.loaded) == (
+    before = len(model.prompts)
+    state = compiled.invoke(None, history[2].config)  # read chunks 2 and 3 again
+    assert (state["answer"], state["memory"], len(model.prompts) - before, texts.loaded) == (
         ANSWER,
         "note note note note",
         3,
         ["four"] * 2,
     )
-    fork = made.update_state(history[3].config, {"memory": "Another past."})
-    state = made.invoke(None, fork)
-    assert (state["memory"], len(model.asked) - before) == ("Another past. note", 5)
+    fork = compiled.update_state(history[3].config, {"memory": "Another past."})
+    state = compiled.invoke(None, fork)
+    assert (state["memory"], len(model.prompts) - before) == ("Another past. note", 5)
     assert "".join(sections(model)[:4]) == DOCUMENT
     assert sections(model)[-1] == sections(model)[3]
 
 
-# ---- side by side ----------------------------------------------------------------------------------------------------------
+# ---- side by side ----------------------------------------------------------------------------------------
 
 
 async def test_threads_do_not_mix() -> None:
     model, texts = Model(), Texts()
-    made = graph(model, load=texts, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
+    compiled = graph(model, load=texts, checkpointer=InMemorySaver(), interrupt_after=["read_chunk"])
     sources = {"a": "four", "b": "five", "c": "four"}
     for name, source in sources.items():
-        made.invoke({"question": f"Why {name}?", "source": source}, thread(name))
-    while any(made.get_state(thread(name)).next for name in sources):
+        compiled.invoke({"question": f"Why {name}?", "source": source}, thread(name))
+    while any(compiled.get_state(thread(name)).next for name in sources):
         for name in sources:
-            if made.get_state(thread(name)).next:
-                made.invoke(None, thread(name))
+            if compiled.get_state(thread(name)).next:
+                compiled.invoke(None, thread(name))
     assert sorted(texts.loaded) == ["five", "four", "four"]
     for name, source in sources.items():
-        mine = [text for text in model.asked if f"Why {name}?" in text]
-        assert "".join(sections(Model(asked=mine))) == TEXTS[source]
+        prompts = [text for text in model.prompts if f"Why {name}?" in text]
+        assert "".join(sections(Model(prompts=prompts))) == TEXTS[source]
     states = await asyncio.gather(
         *(graph(load=texts).ainvoke({"question": "Why?", "source": source}) for source in sources.values())
     )
@@ -496,7 +496,7 @@ def test_a_graph_inside_a_graph() -> None:
     }
 
 
-# ---- streams and runs ------------------------------------------------------------------------------------------------------
+# ---- streams and runs ------------------------------------------------------------------------------------
 
 
 def check_stream(events: list[tuple[str, Any]]) -> None:
@@ -534,22 +534,29 @@ async def test_events_of_version_2() -> None:
 async def test_runs_are_children_of_their_nodes() -> None:
     for run_graph in ("invoke", "ainvoke"):
         runs = RunCollectorCallbackHandler()
-        made, config = graph(), RunnableConfig(callbacks=[runs], tags=["mine"], run_name="reading", run_id=uuid.uuid4())
-        await made.ainvoke(TASK, config) if run_graph == "ainvoke" else made.invoke(TASK, config)
+        compiled, config = (
+            graph(),
+            RunnableConfig(callbacks=[runs], tags=["mine"], run_name="reading", run_id=uuid.uuid4()),
+        )
+        await compiled.ainvoke(TASK, config) if run_graph == "ainvoke" else compiled.invoke(TASK, config)
         (root,) = runs.traced_runs
         assert (root.name, [child.name for child in root.child_runs]) == (
             "reading",
             ["begin", *["read_chunk"] * 4, "answer"],
         )
         calls = [[call for call in node.child_runs if call.run_type == "llm"] for node in root.child_runs]
-        assert [[call.name for call in each] for each in calls] == [[], *[["memagent_memory"]] * 4, ["memagent_answer"]]
-        assert all("nostream" in call.tags and "mine" in call.tags for each in calls[1:5] for call in each)
+        assert [[call.name for call in of_node] for of_node in calls] == [
+            [],
+            *[["memagent_memory"]] * 4,
+            ["memagent_answer"],
+        ]
+        assert all("nostream" in call.tags and "mine" in call.tags for of_node in calls[1:5] for call in of_node)
         assert "nostream" not in calls[5][0].tags
-        assert [each[0].extra["metadata"]["memagent_step"] for each in calls[1:]] == [0, 1, 2, 3, 4]
+        assert [of_node[0].extra["metadata"]["memagent_step"] for of_node in calls[1:]] == [0, 1, 2, 3, 4]
         assert DOCUMENT[:100] not in json.dumps(root.inputs)
 
 
-# ---- the reader as a node --------------------------------------------------------------------------------------------------
+# ---- the reader as a node --------------------------------------------------------------------------------
 
 
 class Typed(BaseModel):
@@ -570,15 +577,15 @@ def test_a_node_tells_which_key_is_missing() -> None:
 def test_without_langgraph_the_reader_is_there() -> None:
     script = """
 import sys
-sys.modules["langgraph"] = None
 from memagent_integrations import MemAgentReader, MissingExtra
+if "langgraph" in sys.modules:
+    raise SystemExit("the reader imports LangGraph")
+sys.modules["langgraph"] = None
 try:
     import memagent_integrations.langchain.graph
 except MissingExtra as error:
     assert "[langchain]" in error.command
 else:
-    raise SystemExit("it came without LangGraph")
+    raise SystemExit("the graph was imported without LangGraph")
 """
     subprocess.run([sys.executable, "-c", script], check=True)
-    lazy = "import sys, memagent_integrations.langchain; raise SystemExit('langgraph' in sys.modules)"
-    subprocess.run([sys.executable, "-c", lazy], check=True)

@@ -41,7 +41,7 @@ def call(**arguments: str) -> ToolCall:
     return ToolCall(name="read_document", args=arguments, id="1", type="tool_call")
 
 
-# ---- LangChain's own suites ---------------------------------------------------------------------------------------------------
+# ---- LangChain's own suites ------------------------------------------------------------------------------
 
 
 class OneDocument:
@@ -105,12 +105,12 @@ class Compressing(BaseRetriever):
     base_retriever: BaseRetriever
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        found = self.base_retriever.invoke(query, {"callbacks": run_manager.get_child()})
-        return self.base_compressor.compress_documents(found, query, callbacks=run_manager.get_child())
+        documents = self.base_retriever.invoke(query, {"callbacks": run_manager.get_child()})
+        return self.base_compressor.compress_documents(documents, query, callbacks=run_manager.get_child())
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        found = await self.base_retriever.ainvoke(query, {"callbacks": run_manager.get_child()})
-        return await self.base_compressor.acompress_documents(found, query, callbacks=run_manager.get_child())
+        documents = await self.base_retriever.ainvoke(query, {"callbacks": run_manager.get_child()})
+        return await self.base_compressor.acompress_documents(documents, query, callbacks=run_manager.get_child())
 
 
 class TestCompressing(RetrieversIntegrationTests):
@@ -135,7 +135,7 @@ class TestCompressing(RetrieversIntegrationTests):
         raise NotImplementedError
 
 
-# ---- the tool -----------------------------------------------------------------------------------------------------------------
+# ---- the tool --------------------------------------------------------------------------------------------
 
 
 async def test_the_answer_and_how_it_was_read() -> None:
@@ -256,7 +256,7 @@ def test_a_copy_of_a_tool_reads() -> None:
     )
 
 
-# ---- the compressor -----------------------------------------------------------------------------------------------------------
+# ---- the compressor --------------------------------------------------------------------------------------
 
 PAGES = [Document(f"Page {number} tells of the tide.", metadata={"page": number}) for number in range(3)]
 
@@ -270,9 +270,9 @@ async def test_one_document_of_notes() -> None:
     assert notes.metadata["sources"] == [{"page": 0}, {"page": 1}, {"page": 2}]
     assert (notes.metadata["memagent"]["chunks"], notes.metadata["memagent"]["outcomes"]) == (1, {"updated": 1})
     assert {prompt.phase for prompt in backend.prompts} == {"memory"}
-    asked = backend.prompts[0].messages[0].content
-    assert asked.index("Page 0") < asked.index("Page 1") < asked.index("Page 2")
-    assert "the tide?" in asked
+    prompts = backend.prompts[0].messages[0].content
+    assert prompts.index("Page 0") < prompts.index("Page 1") < prompts.index("Page 2")
+    assert "the tide?" in prompts
 
 
 @pytest.mark.parametrize("documents", [[], [Document("")], [Document(" "), Document("\n")]])

@@ -26,7 +26,8 @@ from memagent_integrations import BackendError, MemAgentQueryEngine, MemAgentSyn
 from memagent_integrations.llama_index.memory import MemAgentMemoryBlock
 from memagent_integrations.records import Prompt
 
-# LlamaIndex's agents are pydantic models: its search for their steps touches what pydantic has deprecated. One also uses what LlamaIndex has.
+# LlamaIndex's agents are pydantic models: the search for their steps touches attributes that pydantic has deprecated.
+# One agent also uses what LlamaIndex has deprecated.
 DEPRECATED = [
     "ignore::pydantic.PydanticDeprecatedSince20",
     "ignore::pydantic.PydanticDeprecatedSince211",
@@ -208,15 +209,15 @@ async def test_sub_questions_async() -> None:
 
 
 def test_sub_questions_from_defaults() -> None:
-    made = SubQuestionQueryEngine.from_defaults(
+    engine_ = SubQuestionQueryEngine.from_defaults(
         [tool("log", "red")],
         llm=MockLLM(),
         question_gen=Asks(("log", "What?")),
         response_synthesizer=MemAgentSynthesizer(backend("red"), **SIZES),
         verbose=False,
     )
-    assert str(made.query("Which colour?")) == "red"
-    assert set(made.get_prompts()) >= {"response_synthesizer:memory", "response_synthesizer:answer"}
+    assert str(engine_.query("Which colour?")) == "red"
+    assert set(engine_.get_prompts()) >= {"response_synthesizer:memory", "response_synthesizer:answer"}
 
 
 # Routers
@@ -273,8 +274,8 @@ async def test_a_router_asks_several_engines(streaming: bool) -> None:
         if streaming and ask == "aquery":
             continue  # LlamaIndex does not take async streams there
         model = backend("both")
-        made = router(Picks(0, 1), MemAgentSynthesizer(model, **SIZES), streaming=streaming)
-        response = made.query("Which colours?") if ask == "query" else await made.aquery("Which colours?")
+        engine_ = router(Picks(0, 1), MemAgentSynthesizer(model, **SIZES), streaming=streaming)
+        response = engine_.query("Which colours?") if ask == "query" else await engine_.aquery("Which colours?")
         assert str(response) == "both"
         shown = model.prompts[0].messages[0].content
         assert shown.index("red") < shown.index("blue")

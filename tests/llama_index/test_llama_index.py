@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import runpy
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ from llama_index.core.base.llms.types import ThinkingBlock
 from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.llms import ChatMessage, ChatResponse, LLMMetadata, MockLLM
 from llama_index.core.llms.callbacks import llm_chat_callback
-from llama_index.core.node_parser import SentenceSplitter, TokenTextSplitter
+from llama_index.core.node_parser import TokenTextSplitter
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.readers.base import BaseReader
 from llama_index.core.schema import Document, NodeWithScore, QueryBundle, TextNode
@@ -514,7 +515,7 @@ def test_source_nodes_are_light_and_whole_nodes_keep_their_id() -> None:
 
 
 def test_nodes_that_do_not_know_their_place_are_told_apart() -> None:
-    parents = SentenceSplitter(chunk_size=60, chunk_overlap=0).get_nodes_from_documents(documents()[:1])
+    parents = TokenTextSplitter(chunk_size=60, chunk_overlap=0).get_nodes_from_documents(documents()[:1])
     nodes = [
         TextNode(id_=node.node_id, text=node.get_content(), metadata={"part": number}, relationships=node.relationships)
         for number, node in enumerate(parents)
@@ -532,7 +533,7 @@ def test_nodes_that_do_not_know_their_place_are_told_apart() -> None:
 def test_a_node_split_between_chunks_and_overlapping_nodes() -> None:
     text = "".join(f"Sentence {number} of the text. " for number in range(200))
     whole = Document(text=text, id_="doc")
-    nodes = SentenceSplitter(chunk_size=300, chunk_overlap=60).get_nodes_from_documents([whole])
+    nodes = TokenTextSplitter(chunk_size=300, chunk_overlap=60).get_nodes_from_documents([whole])
     response = MemAgentSynthesizer(scripted(), include_text=True, **SIZES).synthesize("q", nodes)
     for source in response.source_nodes:
         assert isinstance(source.node, TextNode)
@@ -552,8 +553,8 @@ async def test_metadata_tells_the_steps_the_memory_and_the_usage() -> None:
     assert expected["usage"]["completion_tokens"] == 2 * (len(llm.calls) - 1) + 4
 
     def timeless(response: Any) -> Any:
-        told = response.metadata["memagent"]
-        return {**told, "steps": [{**step, "seconds": None} for step in told["steps"]]}
+        details = response.metadata["memagent"]
+        return {**details, "steps": [{**step, "seconds": None} for step in details["steps"]]}
 
     stream = streaming.query("q")
     assert len(timeless(stream)["steps"]) == len(expected["steps"]) - 1, "the answer is still to come"
@@ -739,8 +740,8 @@ async def test_a_retriever_finds_what_is_read() -> None:
 
 def test_an_engine_shows_what_it_would_read() -> None:
     for source in (documents(), iter(documents()), [NodeWithScore(node=document) for document in documents()]):
-        found = MemAgentQueryEngine.from_documents(source, scripted()).retrieve(QueryBundle("q"))
-        assert [item.node.node_id for item in found] == ["first", "second"]
+        nodes = MemAgentQueryEngine.from_documents(source, scripted()).retrieve(QueryBundle("q"))
+        assert [item.node.node_id for item in nodes] == ["first", "second"]
     (plain,) = MemAgentQueryEngine.from_documents(["plain text"], scripted()).retrieve(QueryBundle("q"))
     assert plain.node.get_content() == "plain text"
 
@@ -753,12 +754,11 @@ def test_the_door() -> None:
     assert "pip install 'memagent-integrations[llama-index]'" in done.stderr
 
 
-def test_the_example_runs() -> None:
-    example = Path(__file__).resolve().parents[2] / "examples" / "llama_index_query.py"
-    done = subprocess.run([sys.executable, "-W", "error", str(example)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "7319" in done.stdout
-    assert "log-2.txt 0 " in done.stdout
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "llama_index_query.py"), run_name="__main__")
+    output = capsys.readouterr().out
+    assert "7319" in output
+    assert "log-2.txt 0 " in output
 
 
 async def test_a_journal(tmp_path: Path) -> None:
@@ -767,12 +767,12 @@ async def test_a_journal(tmp_path: Path) -> None:
     first = MemAgentQueryEngine.from_documents(
         text, backend, chunk_tokens=200, memory_tokens=50, journal=tmp_path / "runs.db"
     ).query("Why?")
-    asked = len(backend.prompts)
+    calls = len(backend.prompts)
     engine = MemAgentQueryEngine.from_documents(
         text, backend, chunk_tokens=200, memory_tokens=50, journal=tmp_path / "runs.db"
     )
     assert str(engine.query("Why?")) == str(await engine.aquery("Why?")) == str(first)
-    assert len(backend.prompts) == asked, "a complete reading costs nothing"
+    assert len(backend.prompts) == calls, "a complete reading costs nothing"
 
 
 def test_what_a_first_user_writes(tmp_path: Path) -> None:

@@ -25,6 +25,10 @@ from helpers.fake_llm import (
     scripted,
     text_read,
 )
+from helpers.instrumentation import EventLog, instrumented
+from helpers.scripted_memory import MemoryModel, user
+from helpers.scripted_workflow import QUESTION, TEXT, WorkflowModel, events_until, memory_in, restored
+from helpers.scripted_workflow import SIZES as WORKFLOW_SIZES
 from llama_index.core import SummaryIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, Response, StreamingResponse
@@ -38,18 +42,10 @@ from llama_index.core.schema import Document, MetadataMode, NodeWithScore, Query
 from llama_index.core.settings import Settings
 from llama_index.core.tools import QueryEngineTool
 from llama_index.core.workflow import Workflow
-from llama_index_instrumentation import get_dispatcher
-from llama_index_instrumentation.base import BaseEvent
-from llama_index_instrumentation.event_handlers import BaseEventHandler
 from llama_index_instrumentation.span_handlers import SimpleSpanHandler
 from packaging.requirements import Requirement
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import create_async_engine
-from test_memory import Model as MemoryModel
-from test_memory import user
-from test_workflow import QUESTION, TEXT, again, events_until, memory_in
-from test_workflow import SIZES as WORKFLOW_SIZES
-from test_workflow import Model as WorkflowModel
 
 from memagent_integrations import (
     BackendError,
@@ -75,32 +71,16 @@ from memagent_integrations.records import Prompt, Reply, Usage
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Heard(BaseEventHandler):
-    events: list[Any] = Field(default_factory=list)
-
-    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
-        self.events.append(event)
-
-    def names(self) -> list[str]:
-        return [event.class_name() for event in self.events if "InProgress" not in event.class_name()]
-
-
 @pytest.fixture
-def heard() -> Iterator[Heard]:
-    root, handler = get_dispatcher(), Heard()
-    before = root.event_handlers
-    root.event_handlers = [*before, handler]
-    yield handler
-    root.event_handlers = before
+def log() -> Iterator[EventLog]:
+    with instrumented(EventLog()) as log:
+        yield log
 
 
 @pytest.fixture
 def spans() -> Iterator[SimpleSpanHandler]:
-    root, handler = get_dispatcher(), SimpleSpanHandler()
-    before = root.span_handlers
-    root.span_handlers = [*before, handler]
-    yield handler
-    root.span_handlers = before
+    with instrumented(SimpleSpanHandler()) as spans:
+        yield spans
 
 
 @pytest.fixture
@@ -174,11 +154,11 @@ async def test_b_each_kind_of_answer_has_its_class_of_response(settings_llm: Cal
         lambda text: '{"gate": "north", "number": 7}' if "JSON" in text else "one note", pydantic_program_mode="llm"
     ).as_structured_llm(Code)
     settings_llm(code)
-    for given in (code, None):
-        engine = MemAgentQueryEngine.from_documents(documents(), given, **SIZES)
-        for made in (engine.query("q"), await engine.aquery("q")):
-            assert isinstance(made, PydanticResponse)
-            assert made.response == Code(gate="north", number=7)
+    for source in (code, None):
+        engine = MemAgentQueryEngine.from_documents(documents(), source, **SIZES)
+        for structured in (engine.query("q"), await engine.aquery("q")):
+            assert isinstance(structured, PydanticResponse)
+            assert structured.response == Code(gate="north", number=7)
     streaming = MemAgentQueryEngine.from_documents(documents(), streaming=True, **SIZES)
     with pytest.raises(UsageError, match="streamed"):
         streaming.query("q")
@@ -187,7 +167,7 @@ async def test_b_each_kind_of_answer_has_its_class_of_response(settings_llm: Cal
 
 
 @pytest.mark.parametrize("how", ["iterator, sync", "iterator, async", "async iterator, async"])
-async def test_b_a_lazy_stream_of_nodes_is_never_materialised(how: str, heard: Heard) -> None:
+async def test_b_a_lazy_stream_of_nodes_is_never_materialised(how: str, log: EventLog) -> None:
     made: list[int] = []
     gone: list[int] = []
     alive: list[int] = []
@@ -216,7 +196,7 @@ async def test_b_a_lazy_stream_of_nodes_is_never_materialised(how: str, heard: H
     assert made == list(range(50))
     assert max(alive) < 10
     assert len(response.source_nodes) >= 50
-    assert [heard.names()[0], heard.names()[-1]] == ["SynthesizeStartEvent", "SynthesizeEndEvent"]
+    assert [log.names[0], log.names[-1]] == ["SynthesizeStartEvent", "SynthesizeEndEvent"]
     assert len(debug.get_event_pairs(CBEventType.SYNTHESIZE)) == 1
 
 
@@ -244,7 +224,7 @@ async def test_b_our_streaming_rules_in_a_retriever_query_engine() -> None:
 
 
 async def test_b_an_engine_retrieves_and_synthesizes_in_two_steps_too() -> None:
-    """As SubQuestionQueryEngine and RouterQueryEngine do (see test_llama_index_agents.py)."""
+    """As SubQuestionQueryEngine and RouterQueryEngine do (see test_agents.py)."""
     engine = MemAgentQueryEngine.from_documents(documents(), scripted(), **SIZES)
     assert set(engine.get_prompts()) == {"response_synthesizer:memory", "response_synthesizer:answer"}
     more = NodeWithScore(node=TextNode(text="seen elsewhere", id_="more"))
@@ -268,42 +248,42 @@ def test_b_it_goes_in_as_the_synthesizer_where_no_mode_can_name_it() -> None:
     assert text_read(backend) == "\n\n".join(document.text for document in documents())
 
 
-async def test_b_events_come_in_order_and_the_end_when_the_stream_is_exhausted(heard: Heard) -> None:
+async def test_b_events_come_in_order_and_the_end_when_the_stream_is_exhausted(log: EventLog) -> None:
     engine = MemAgentQueryEngine.from_documents([Document(text="short")], fake(), **SIZES)
     streaming = MemAgentQueryEngine.from_documents([Document(text="short")], fake(), streaming=True, **SIZES)
     call = ["LLMChatStartEvent", "LLMChatEndEvent"]
     opening = ["QueryStartEvent", "SynthesizeStartEvent", *call, "MemAgentStep"]
     closing = ["SynthesizeEndEvent", "QueryEndEvent"]
     engine.query("q")
-    assert heard.names() == [*opening, *call, "MemAgentAnswerEnd", *closing]
-    heard.events.clear()
+    assert log.names == [*opening, *call, "MemAgentAnswerEnd", *closing]
+    log.events.clear()
     await engine.aquery("q")
-    assert heard.names() == [*opening, *call, "MemAgentAnswerEnd", *closing]
+    assert log.names == [*opening, *call, "MemAgentAnswerEnd", *closing]
     for consume in (streaming.query, streaming.aquery):
-        heard.events.clear()
+        log.events.clear()
         response: Any = consume("q") if consume == streaming.query else await streaming.aquery("q")
-        assert heard.names() == [*opening, "LLMChatStartEvent", *closing]
-        heard.events.clear()
+        assert log.names == [*opening, "LLMChatStartEvent", *closing]
+        log.events.clear()
         assert len(await pieces_of(response) if consume == streaming.aquery else list(response.response_gen)) == 4
-        assert heard.names() == ["LLMChatEndEvent", "MemAgentAnswerEnd"]
+        assert log.names == ["LLMChatEndEvent", "MemAgentAnswerEnd"]
     engine.query("q")
-    step = next(event.step for event in heard.events if isinstance(event, MemAgentStep))
-    reading = next(event.reading for event in heard.events if isinstance(event, MemAgentAnswerEnd))
+    step = next(event.step for event in log.events if isinstance(event, MemAgentStep))
+    reading = next(event.reading for event in log.events if isinstance(event, MemAgentAnswerEnd))
     assert (step.memory, step.phase) == ("one note", "memory")
     assert (reading.answer, reading.memory) == (ANSWER, "one note")
 
 
-def test_b_a_stream_that_is_left_has_no_end(heard: Heard) -> None:
+def test_b_a_stream_that_is_left_has_no_end(log: EventLog) -> None:
     response: Any = MemAgentQueryEngine.from_documents([Document(text="short")], fake(), streaming=True, **SIZES).query(
         "q"
     )
     assert next(response.response_gen) == "the"
     response.response_gen.close()
-    assert "MemAgentAnswerEnd" not in heard.names()
-    assert heard.names()[-1] == "ExceptionEvent", "the model's stream was closed with ours"
+    assert "MemAgentAnswerEnd" not in log.names
+    assert log.names[-1] == "ExceptionEvent", "the model's stream was closed with ours"
 
 
-async def test_b_our_events_and_spans_have_their_parents(heard: Heard, spans: SimpleSpanHandler) -> None:
+async def test_b_our_events_and_spans_have_their_parents(log: EventLog, spans: SimpleSpanHandler) -> None:
     for streaming in (False, True):
         engine = MemAgentQueryEngine.from_documents([Document(text="short")], fake(), streaming=streaming, **SIZES)
         response, later = engine.query("q"), await engine.aquery("q")
@@ -325,12 +305,12 @@ async def test_b_our_events_and_spans_have_their_parents(heard: Heard, spans: Si
             ("FakeLLM.achat", "MemAgentSynthesizer.asynthesize"),
             (f"FakeLLM.a{answer}", "MemAgentSynthesizer.asynthesize"),
         }
-        own = [
-            kinds[event.span_id or ""] for event in heard.events if isinstance(event, (MemAgentStep, MemAgentAnswerEnd))
+        of_ours = [
+            kinds[event.span_id or ""] for event in log.events if isinstance(event, (MemAgentStep, MemAgentAnswerEnd))
         ]
-        assert sorted(own) == ["MemAgentSynthesizer.asynthesize"] * 2 + ["MemAgentSynthesizer.synthesize"] * 2
+        assert sorted(of_ours) == ["MemAgentSynthesizer.asynthesize"] * 2 + ["MemAgentSynthesizer.synthesize"] * 2
         spans.completed_spans.clear()
-        heard.events.clear()
+        log.events.clear()
 
 
 def test_b_legacy_callbacks_see_the_query_the_synthesis_and_each_call() -> None:
@@ -472,10 +452,10 @@ async def test_b_a_memory_block_gets_what_leaves_the_chat_and_is_shown_in_the_pr
     shown = await memory.aget()
     left = " ".join(message.content or "" for message in shown)
     assert f"<overwrite_memory>\nnote {len(model.sections)}\n</overwrite_memory>" in left
-    told = "".join(model.sections)
+    folded = "".join(model.sections)
     for number in range(6):
-        assert (f"Question {number} " in told) != (f"Question {number} " in left)
-        assert (f"Answer {number} " in told) != (f"Answer {number} " in left)
+        assert (f"Question {number} " in folded) != (f"Question {number} " in left)
+        assert (f"Answer {number} " in folded) != (f"Answer {number} " in left)
 
 
 async def test_b_a_memory_block_with_priority_0_is_never_truncated(memory_with: Callable[..., Memory]) -> None:
@@ -527,13 +507,13 @@ async def test_b_a_memory_block_is_kept_by_its_model_dump() -> None:
     }
     assert "scripted" not in repr(block)
     sizes = {"chunk_tokens": 200, "memory_tokens": 30}
-    for restored in (
+    for resumed in (
         model.block(**saved),
         MemAgentMemoryBlock.model_validate({"llm": model.backend, **sizes, **saved}),
     ):
-        assert restored.model_dump() == saved
-    await restored.afold()
-    assert restored.pending == ""
+        assert resumed.model_dump() == saved
+    await resumed.afold()
+    assert resumed.pending == ""
 
 
 async def test_b_a_workflow_reads_one_chunk_a_step_as_the_reader_does() -> None:
@@ -549,12 +529,15 @@ async def test_b_a_workflow_reads_one_chunk_a_step_as_the_reader_does() -> None:
     assert result.usage["prompt_tokens"] == reading.usage.prompt_tokens
     *steps, stop = events
     assert stop is result
-    told = [event for event in steps if isinstance(event, MemAgentStepEvent)]
-    assert [(event.number, event.memory) for event in told] == [*((n, f"note {n}") for n in range(1, 7)), (6, "note 6")]
-    assert [event.step for event in told] == result.steps
-    assert [event.step["outcome"] for event in told] == ["updated"] * 6 + ["answered"]
-    assert "".join(TEXT[event.start : event.end] for event in told[:-1]) == TEXT
-    assert (told[-1].start, told[-1].end) == (None, None)
+    step_events = [event for event in steps if isinstance(event, MemAgentStepEvent)]
+    assert [(event.number, event.memory) for event in step_events] == [
+        *((n, f"note {n}") for n in range(1, 7)),
+        (6, "note 6"),
+    ]
+    assert [event.step for event in step_events] == result.steps
+    assert [event.step["outcome"] for event in step_events] == ["updated"] * 6 + ["answered"]
+    assert "".join(TEXT[event.start : event.end] for event in step_events[:-1]) == TEXT
+    assert (step_events[-1].start, step_events[-1].end) == (None, None)
 
 
 async def test_b_a_workflow_asks_a_person_and_goes_on_from_a_saved_context() -> None:
@@ -562,7 +545,7 @@ async def test_b_a_workflow_asks_a_person_and_goes_on_from_a_saved_context() -> 
     handler = model.workflow(ask_every=4).run(question=QUESTION, document="log")
     await events_until(handler, lambda event: isinstance(event, MemAgentReview))
     elsewhere = model.workflow(ask_every=4)
-    context = again(elsewhere, handler.ctx)
+    context = restored(elsewhere, handler.ctx)
     assert (await context.store.get_state()).waiting
     resumed = elsewhere.run(ctx=context)
     resumed.ctx.send_event(MemAgentReviewed(memory="a week later"))
@@ -623,7 +606,7 @@ async def test_b_a_reader_is_loaded_anew_for_each_query_and_off_the_event_loop(k
 
 
 def test_b_llama_index_is_an_extra_of_a_plain_package() -> None:
-    """It is no package of LlamaHub's, which would have to live in the namespace `llama_index` and in LlamaIndex's own repository."""
+    """A LlamaHub package would have to live in the namespace `llama_index` and in LlamaIndex's own repository."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (core,) = map(Requirement, project["optional-dependencies"]["llama-index"])
     assert core.name == "llama-index-core"
@@ -636,7 +619,7 @@ def test_b_llama_index_is_an_extra_of_a_plain_package() -> None:
 
 
 def test_b_order_is_kept_and_the_memory_bounded_and_the_number_of_calls_is_the_plan_s() -> None:
-    """`Refine` splits its texts again when the answer so far grows: it reads the parts in reverse, and makes more calls."""
+    """`Refine` splits its texts again when its answer grows: it reads the parts in reverse, and makes more calls."""
     pages = [
         Document(text="".join(f"W{number} " for number in range(first, first + 500)), id_=str(first))
         for first in range(0, 2000, 500)

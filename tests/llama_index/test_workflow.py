@@ -3,12 +3,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core.workflow import Context, Event, HumanResponseEvent
+from helpers.scripted_workflow import QUESTION, SIZES, TEXT, WorkflowModel, events_until, memory_in, restored
+from llama_index.core.workflow import Context, HumanResponseEvent
 from workflows.errors import WorkflowCancelledByUser
 
 from memagent_integrations import BackendError, Limits, ScriptedBackend, UsageError
@@ -21,57 +21,13 @@ from memagent_integrations.llama_index.workflow import (
 )
 from memagent_integrations.records import Prompt, Reply
 
-SIZES: dict[str, Any] = {"chunk_tokens": 100, "memory_tokens": 20}
-TEXT = "".join(f"Day {number} was fair. " for number in range(100))
-QUESTION = "How was the weather?"
-
-
-class Model:
-    """A script that writes the number of the call into the memory, and whatever was in it; `fails` are the calls that fail."""
-
-    def __init__(self, *fails: int) -> None:
-        self.calls: list[Prompt] = []
-        self.fails = set(fails)
-        self.backend = ScriptedBackend(self.say)
-
-    def say(self, prompt: Prompt) -> str | BackendError:
-        self.calls.append(prompt)
-        if len(self.calls) in self.fails:
-            return BackendError("the server is down", retryable=False)
-        return "fair" if prompt.phase == "answer" else f"note {len(self.calls)}"
-
-    def workflow(self, **options: Any) -> MemAgentWorkflow:
-        return MemAgentWorkflow(**{"model": self.backend, "load": {"log": TEXT}.__getitem__, **SIZES, **options})
-
-    @property
-    def phases(self) -> list[str]:
-        return [prompt.phase for prompt in self.calls]
-
-
-def again(workflow: MemAgentWorkflow, context: Context[Any]) -> Context[Any]:
-    """The context, as another process gets it."""
-    return Context.from_dict(workflow, json.loads(json.dumps(context.to_dict())))
-
 
 async def result_of(handler: Any) -> Any:
     return await handler
 
 
-async def events_until(handler: Any, stop: Callable[[Event], bool]) -> list[Event]:
-    events: list[Event] = []
-    async for event in handler.stream_events():
-        events.append(event)
-        if stop(event):
-            break
-    return events
-
-
-def memory_in(prompt: Prompt) -> str:
-    return prompt.messages[0].content.partition("<memory>\n")[2].partition("\n</memory>")[0]
-
-
 async def test_a_reference_is_a_path_by_default(tmp_path: Path) -> None:
-    path, model = tmp_path / "log.txt", Model()
+    path, model = tmp_path / "log.txt", WorkflowModel()
     path.write_text(TEXT, encoding="utf-8")
     assert str(await model.workflow(load=Path).run(question=QUESTION, document=path)) == "fair"
     with pytest.raises(UsageError):
@@ -79,7 +35,7 @@ async def test_a_reference_is_a_path_by_default(tmp_path: Path) -> None:
 
 
 async def test_the_context_holds_a_reference_and_not_the_document() -> None:
-    handler = Model().workflow().run(question=QUESTION, document="log")
+    handler = WorkflowModel().workflow().run(question=QUESTION, document="log")
     await events_until(handler, lambda event: isinstance(event, MemAgentStepEvent) and event.number == 3)
     saved = json.dumps(handler.ctx.to_dict())
     assert "Day 1 " not in saved
@@ -88,8 +44,8 @@ async def test_the_context_holds_a_reference_and_not_the_document() -> None:
 
 
 async def test_a_context_goes_on_in_another_workflow_from_any_moment() -> None:
-    """The context is kept whenever the event loop turns; each copy goes on, and makes the calls that were not finished."""
-    model = Model()
+    """The context is saved at every turn of the event loop; each copy resumes, and makes the unfinished calls."""
+    model = WorkflowModel()
     kept: dict[str, int] = {}
     handler = model.workflow().run(question=QUESTION, document="log")
 
@@ -98,15 +54,15 @@ async def test_a_context_goes_on_in_another_workflow_from_any_moment() -> None:
         kept[json.dumps(handler.ctx.to_dict())] = len(model.calls)
         await asyncio.sleep(0)
     assert len(kept) > 7
-    for saved, made in kept.items():
-        other, state = Model(), json.loads(saved)
+    for saved, calls in kept.items():
+        other, state = WorkflowModel(), json.loads(saved)
         if not state["is_running"]:
             continue
         workflow = other.workflow()
         context = Context.from_dict(workflow, state)
         before = (await context.store.get_state()) if state["state"] else MemAgentState()
         finished = len(before.steps)
-        assert made - finished <= 1, "at most the call under way is not in the context"
+        assert calls - finished <= 1, "at most the call under way is not in the context"
         result = await workflow.run(ctx=context)
         assert (result.answer, len(result.steps), len(other.calls)) == ("fair", 7, 7 - finished)
         assert result.steps[:finished] == before.steps
@@ -114,20 +70,20 @@ async def test_a_context_goes_on_in_another_workflow_from_any_moment() -> None:
 
 @pytest.mark.parametrize("number", [1, 3, 7])
 async def test_a_run_that_failed_goes_on_with_its_context(number: int) -> None:
-    model = Model(number)
+    model = WorkflowModel(number)
     workflow = model.workflow()
     handler = workflow.run(question=QUESTION, document="log")
     with pytest.raises(BackendError, match="down"):
         await handler
     assert len(model.calls) == number
     elsewhere = model.workflow()
-    result = await elsewhere.run(ctx=again(elsewhere, handler.ctx))
+    result = await elsewhere.run(ctx=restored(elsewhere, handler.ctx))
     assert (str(result), len(result.steps)) == ("fair", 7)
     assert model.phases == ["memory"] * (7 if number < 7 else 6) + ["answer"] * (1 if number < 7 else 2)
 
 
 async def test_a_failed_context_goes_on_in_the_same_workflow_too() -> None:
-    model = Model(2, 4)
+    model = WorkflowModel(2, 4)
     workflow = model.workflow()
     handler = workflow.run(question=QUESTION, document="log")
     for _ in range(2):
@@ -139,21 +95,21 @@ async def test_a_failed_context_goes_on_in_the_same_workflow_too() -> None:
 
 
 async def test_a_cancelled_run_goes_on() -> None:
-    model = Model()
+    model = WorkflowModel()
     workflow = model.workflow()
     handler = workflow.run(question=QUESTION, document="log")
     await events_until(handler, lambda event: isinstance(event, MemAgentStepEvent) and event.number == 2)
     await handler.cancel_run()
     with pytest.raises(WorkflowCancelledByUser):
         await handler
-    made = len(model.calls)
-    result = await workflow.run(ctx=again(workflow, handler.ctx))
+    calls = len(model.calls)
+    result = await workflow.run(ctx=restored(workflow, handler.ctx))
     assert len(result.steps) == 7
-    assert len(model.calls) <= made + 7 - 2
+    assert len(model.calls) <= calls + 7 - 2
 
 
 async def test_another_question_in_the_same_context_begins_anew() -> None:
-    model = Model()
+    model = WorkflowModel()
     workflow = model.workflow()
     handler = workflow.run(question=QUESTION, document="log")
     await handler
@@ -166,7 +122,7 @@ async def test_another_question_in_the_same_context_begins_anew() -> None:
 
 
 async def test_a_person_may_change_the_memory() -> None:
-    model = Model()
+    model = WorkflowModel()
     handler = model.workflow(ask_every=2).run(question=QUESTION, document="log")
     shown: list[MemAgentReview] = []
     async for event in handler.stream_events():
@@ -182,7 +138,7 @@ async def test_a_person_may_change_the_memory() -> None:
 
 
 async def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
-    model = Model()
+    model = WorkflowModel()
     handler = model.workflow(ask_every=3).run(question=QUESTION, document="log")
     async for event in handler.stream_events():
         if isinstance(event, MemAgentStepEvent) and event.number == 1:
@@ -203,7 +159,7 @@ async def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
 
 
 async def test_a_memory_that_is_too_long_is_asked_for_again() -> None:
-    model = Model()
+    model = WorkflowModel()
     handler = model.workflow(ask_every=5).run(question=QUESTION, document="log")
     problems: list[str] = []
     async for event in handler.stream_events():
@@ -217,21 +173,21 @@ async def test_a_memory_that_is_too_long_is_asked_for_again() -> None:
 
 
 async def test_what_a_person_wrote_outlives_a_failure() -> None:
-    model = Model(3)
+    model = WorkflowModel(3)
     workflow = model.workflow(ask_every=2)
     handler = workflow.run(question=QUESTION, document="log")
     await events_until(handler, lambda event: isinstance(event, MemAgentReview))
     handler.ctx.send_event(MemAgentReviewed(memory="It never rained."))
     with pytest.raises(BackendError):
         await handler
-    resumed = workflow.run(ctx=again(workflow, handler.ctx))
+    resumed = workflow.run(ctx=restored(workflow, handler.ctx))
     await events_until(resumed, lambda event: isinstance(event, MemAgentReview))
     assert memory_in(model.calls[3]) == "It never rained."
     await resumed.cancel_run()
 
 
 async def test_a_document_that_changed_is_not_read_on() -> None:
-    model = Model(4)
+    model = WorkflowModel(4)
     handler = model.workflow().run(question=QUESTION, document="log")
     with pytest.raises(BackendError):
         await handler
@@ -241,7 +197,7 @@ async def test_a_document_that_changed_is_not_read_on() -> None:
         model.workflow(load=lambda _: "Day"),
     ):
         with pytest.raises(UsageError, match=r"not what was read|the document ends"):
-            await workflow.run(ctx=again(workflow, handler.ctx))
+            await workflow.run(ctx=restored(workflow, handler.ctx))
 
 
 async def test_many_runs_of_one_workflow_do_not_wait_for_each_other() -> None:
@@ -269,7 +225,7 @@ async def test_loading_does_not_block_the_event_loop() -> None:
         assert go.wait(30), "the event loop came to set it"
         return "Day 1 was fair."
 
-    handler = Model().workflow(load=load).run(question=QUESTION, document="log")
+    handler = WorkflowModel().workflow(load=load).run(question=QUESTION, document="log")
     asyncio.get_running_loop().call_later(0.05, go.set)
     assert await result_of(handler)
 
@@ -285,7 +241,7 @@ async def test_loading_does_not_block_the_event_loop() -> None:
     ],
 )
 async def test_what_cannot_be_read(start: dict[str, str], load: Any, message: str) -> None:
-    model = Model()
+    model = WorkflowModel()
     with pytest.raises(UsageError, match=message):
         await model.workflow(**({"load": load} if load else {})).run(**start)
     assert not model.calls
@@ -296,7 +252,7 @@ async def test_an_async_iterator_is_refused() -> None:
         yield "Day"
 
     with pytest.raises(UsageError, match="async iterator"):
-        await Model().workflow(load=lambda _: pages()).run(question=QUESTION, document="log")
+        await WorkflowModel().workflow(load=lambda _: pages()).run(question=QUESTION, document="log")
 
 
 def test_settings_are_checked() -> None:
@@ -306,12 +262,12 @@ def test_settings_are_checked() -> None:
         ({"chunk_tokens": 0}, "chunk_tokens"),
     ]:
         with pytest.raises(UsageError, match=message):
-            Model().workflow(**options)
+            WorkflowModel().workflow(**options)
 
 
 @pytest.mark.parametrize("answer", [HumanResponseEvent(response="fine"), MemAgentReviewed(number=99)])  # type: ignore[call-arg]
 async def test_an_answer_that_cannot_be_taken_is_asked_for_anew(answer: HumanResponseEvent) -> None:
-    model = Model()
+    model = WorkflowModel()
     handler = model.workflow(ask_every=1).run(question=QUESTION, document="log")
     await events_until(handler, lambda event: isinstance(event, MemAgentReview))
     handler.ctx.send_event(answer)
@@ -328,28 +284,28 @@ async def test_what_load_raises_is_the_documents_failure() -> None:
         raise KeyError(name)
 
     with pytest.raises(UsageError, match="reading the document failed: KeyError: 'log'"):
-        await Model().workflow(load=load).run(question=QUESTION, document="log")
+        await WorkflowModel().workflow(load=load).run(question=QUESTION, document="log")
 
 
 def test_wrong_settings_are_told_at_once() -> None:
     with pytest.raises(UsageError, match="load has to be a function"):
-        Model().workflow(load=None)
+        WorkflowModel().workflow(load=None)
     with pytest.raises(UsageError, match="run_timeout bounds a reading in one call"):
-        Model().workflow(limits=Limits(run_timeout=5))
+        WorkflowModel().workflow(limits=Limits(run_timeout=5))
 
 
 async def test_a_document_is_no_reference() -> None:
     with pytest.raises(UsageError, match="document has to be a small reference") as caught:
-        await Model().workflow().run(question=QUESTION, document=TEXT * 100)
+        await WorkflowModel().workflow().run(question=QUESTION, document=TEXT * 100)
     assert TEXT not in str(caught.value)
 
 
 async def test_an_open_review_is_shown_again_where_its_context_goes_on() -> None:
-    model = Model()
+    model = WorkflowModel()
     workflow = model.workflow(ask_every=2)
     handler = workflow.run(question=QUESTION, document="log")
     *_, first = await events_until(handler, lambda event: isinstance(event, MemAgentReview))
-    resumed = workflow.run(ctx=again(workflow, handler.ctx))
+    resumed = workflow.run(ctx=restored(workflow, handler.ctx))
     *_, shown = await events_until(resumed, lambda event: isinstance(event, MemAgentReview))
     assert (shown.number, shown.memory) == (first.number, first.memory) == (2, first.memory)
     resumed.ctx.send_event(MemAgentReviewed(memory="It never rained."))
@@ -366,4 +322,4 @@ def test_a_setting_that_there_is_not_names_the_one_that_was_meant() -> None:
         ("max_tokens", "output_tokens"),
     ]:
         with pytest.raises(UsageError, match=f"there is no setting '{wrong}'; did you mean {meant}"):
-            Model().workflow(**{wrong: 3})
+            WorkflowModel().workflow(**{wrong: 3})

@@ -16,10 +16,10 @@ from memagent_integrations.trace import origins, page, save_trace
 
 
 def data(html: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(
-        re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[0]
-    )
-    return found
+    """Return the data that the page holds."""
+    scripts = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    result: dict[str, object] = json.loads(scripts[0])
+    return result
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", " ", "\n", "word", "中", "  x"])).map("".join)
@@ -50,10 +50,10 @@ def test_where_each_sentence_of_the_final_memory_came_from() -> None:
 
 def test_the_page_holds_the_reading_and_nothing_from_elsewhere() -> None:
     html = page(make_reading())
-    told = data(html)
-    assert told["question"] == "Who has the key?"
-    assert told["answer"] == "Anna."
-    assert len(told["steps"]) == 4  # type: ignore[arg-type]
+    shown = data(html)
+    assert shown["question"] == "Who has the key?"
+    assert shown["answer"] == "Anna."
+    assert len(shown["steps"]) == 4  # type: ignore[arg-type]
     assert not re.search(r"(?:src|href)\s*=\s*[\"']?(?:https?:)?//|@import|url\(", html)
     assert "default-src 'none'" in html
 
@@ -67,10 +67,9 @@ def test_no_text_is_markup() -> None:
 
 
 def test_a_reading_that_failed_has_a_page_too() -> None:
+    backend = ScriptedBackend(["one", BackendError("the server went away")])
     with pytest.raises(BackendError) as caught:
-        Reader(ScriptedBackend(["one", BackendError("the server went away")]), chunk_tokens=60).read(
-            "q", "A few words. " * 60
-        )
+        Reader(backend, chunk_tokens=60).read("q", "A few words. " * 60)
     assert caught.value.reading is not None
     assert data(page(caught.value.reading))["error"] == "the server went away"
 
@@ -82,20 +81,20 @@ def test_two_thousand_steps_are_one_page_of_reasonable_size() -> None:
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
-    made = make_reading()
-    made.save(tmp_path / "trace.json")
+    reading = make_reading()
+    reading.save(tmp_path / "trace.json")
     assert run("trace", tmp_path / "trace.json", "-o", tmp_path / "page.html").exit_code == 0
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(made)
-    done = run("trace", tmp_path / "trace.json", "-o", tmp_path / "trace.json")
-    assert (done.exit_code, "would overwrite the reading" in done.stderr) == (2, True)
-    assert Reading.from_json((tmp_path / "trace.json").read_text()) == made
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(reading)
+    result = run("trace", tmp_path / "trace.json", "-o", tmp_path / "trace.json")
+    assert (result.exit_code, "would overwrite the reading" in result.stderr) == (2, True)
+    assert Reading.from_json((tmp_path / "trace.json").read_text()) == reading
     with Journal(tmp_path / "runs.db") as journal:
         Reader(ScriptedBackend(["m", "a"]), journal=journal).read("q", "text", run="mine")
     assert run("trace", "mine", "--journal", tmp_path / "runs.db", "-o", tmp_path / "run.html").exit_code == 0
     assert data((tmp_path / "run.html").read_text(encoding="utf-8"))["question"] == "q"
     (tmp_path / "other.json").write_text("{}")
     for args in (["none.json"], [tmp_path / "other.json"], ["nobody", "--journal", tmp_path / "runs.db"], ["a\0b"]):
-        done = run("trace", *args, "-o", tmp_path / "x.html")
-        assert (done.exit_code, done.stdout) == (2, "")
+        result = run("trace", *args, "-o", tmp_path / "x.html")
+        assert (result.exit_code, result.stdout) == (2, "")
     with pytest.raises(UsageError, match="cannot write"):
-        save_trace(made, tmp_path / "none" / "page.html")
+        save_trace(reading, tmp_path / "none" / "page.html")

@@ -176,7 +176,10 @@ def test_what_goes_wrong(server: Loopback, document: Path, tmp_path: Path) -> No
     edit = ("runs", "edit", "gate")
     for args, message in [
         ((*question, "--run", "x"), "give --journal too"),
-        (("read", "-q", "Who?", document, *at(server), *CHUNKED, *here, "--run", "gate"), "question was"),
+        (
+            ("read", "-q", "Who?", document, *at(server), *CHUNKED, *here, "--run", "gate"),
+            "question: 'What is the code of the north gate?', now 'Who?'",
+        ),
         ((*question, "--journal", document), "not a database"),
         (("runs", "list", "--journal", tmp_path / "none.db"), "there is no journal"),
         (("runs", "show", "nobody", *here), "holds no run"),

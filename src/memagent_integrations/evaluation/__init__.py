@@ -1,1 +1,1 @@
-"""Does it work, on this model, at this length? The published benchmarks, honest baselines, one command."""
+"""Measure readers on published benchmarks, against honest baselines, on any model and at any length."""

@@ -1,4 +1,4 @@
-"""Why an answer was wrong: when each gold fact was read, entered the memory, and was lost from it."""
+"""Find out why an answer is wrong: when each gold fact was read, when it entered the memory, and when it was lost."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ OTHERWISE = "in the answer, not as asked"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
-    """The way of one gold fact through a reading.
+class FactTrace:
+    """What happened to one gold fact in a reading. Text holds a fact where `holds` finds all its keys.
 
-    `start` is its place in the document, in characters; `read_at` the step whose chunk held its end, None if no chunk did. `held[d]` tells whether
-    its keys stood in the memory `d` chunks after that step, `held[0]` being the memory that the step wrote. `answered`: they stand in the answer.
+    Attributes:
+        fact: the fact.
+        start: its position in the document, in characters.
+        read_at: index of the step whose chunk held the fact's end; None if no chunk did.
+        held: whether the memory held the fact d chunks after that step, for d = 0, 1, ...; `held[0]` is about the
+            memory that this step wrote.
+        answered: whether the answer holds the fact.
     """
 
     fact: Fact
@@ -34,15 +39,13 @@ class Trace:
 
     @property
     def noted_at(self) -> int | None:
-        """The step at which the fact entered the memory: the first, from the one that read it, whose memory holds it."""
+        """The first step, from `read_at` on, whose memory holds the fact; None if there is none."""
         return self.read_at + self.held.index(True) if self.read_at is not None and True in self.held else None
 
     @property
     def lost_at(self) -> int | None:
-        """The step at which the fact was lost for good: the first of those at the end that have it no more. None: it was not noted, or stayed."""
-        return (
-            None if self.noted_at is None or self.in_memory or self.read_at is None else self.read_at + self._last() + 1
-        )
+        """The first step from which on no memory holds the fact; None if it was never noted or never lost."""
+        return None if self.read_at is None or self.kept is None else self.read_at + self.kept
 
     @property
     def in_memory(self) -> bool:
@@ -51,58 +54,62 @@ class Trace:
 
     @property
     def kept(self) -> int | None:
-        """How many chunks the fact was read before the memory that lost it for good was written. None: it was not lost."""
-        return None if self.lost_at is None else self._last() + 1
-
-    def _last(self) -> int:
-        """The distance of the last memory that holds it."""
-        return len(self.held) - 1 - self.held[::-1].index(True)
+        """The number of chunks from reading the fact to losing it; None if it was never noted or never lost."""
+        if self.in_memory or True not in self.held:
+            return None
+        return len(self.held) - self.held[::-1].index(True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survival:
-    """The `share` of facts in the memory `distance` chunks after they were read, of the `n` facts after which so many chunks were read."""
+    """The `share` of facts that the memory holds `distance` chunks after they were read.
+
+    `n` is the number of facts that were followed by so many chunks.
+    """
 
     distance: int
     n: int
     share: float
 
 
-def traces(reading: Reading, sample: Sample) -> tuple[Trace, ...]:
-    """The way of each fact of the sample; the document is made anew once to find where they stand.
+def traces(reading: Reading, sample: Sample) -> tuple[FactTrace, ...]:
+    """Trace each fact of the sample through a reading. The document is generated once more, to locate the facts.
 
-    A memory holds a fact if all its keys stand in it (the fact's own text, if it has none), in any case and as whole words. A reader without a memory
-    has read nothing by this account.
+    The keys of a fact without keys are its own text. A reader without a memory counts as having read nothing.
 
     Raises:
-        UsageError: a fact does not stand in the document.
+        UsageError: a fact does not occur in the document.
     """
     steps = [step for step in reading.steps if step.phase == "memory" and step.span is not None]
-    return tuple(
-        _trace(fact, start, steps, reading.answer or "")
-        for fact, start in zip(sample.facts, fact_places(sample), strict=True)
-    )
+    located = zip(sample.facts, fact_places(sample), strict=True)
+    return tuple(_trace(fact, start, steps, reading.answer or "") for fact, start in located)
 
 
-def survival(readings: Sequence[Sequence[Trace]]) -> tuple[Survival, ...]:
-    """The share of facts that are in the memory, by the distance in chunks from where they were read, over the traces of any readings.
+def survival(readings: Sequence[Sequence[FactTrace]]) -> tuple[Survival, ...]:
+    """Return how the share of facts in the memory changes with the distance from the chunk that held them.
 
-    The denominator at a distance is every fact that was read at least so many chunks before the reading's last one, noted or not. So the share at 0
-    is that of the facts which were noted at once, and the curve may rise where others are noted late.
+    Args:
+        readings: the traces of any number of readings.
+
+    The denominator at a distance counts every fact that was read at least so many chunks before the end of the reading,
+    noted or not. So the share at 0 is that of the facts which were noted at once, and the curve may rise where others
+    are noted late.
     """
-    held = [trace.held for traced in readings for trace in traced if trace.held]
+    histories = [trace.held for traced in readings for trace in traced if trace.held]
     curve = []
-    for distance in range(max(map(len, held), default=0)):
-        at = [one[distance] for one in held if len(one) > distance]
-        curve.append(Survival(distance=distance, n=len(at), share=sum(at) / len(at)))
+    for distance in range(max(map(len, histories), default=0)):
+        at_distance = [held[distance] for held in histories if len(held) > distance]
+        share = sum(at_distance) / len(at_distance)
+        curve.append(Survival(distance=distance, n=len(at_distance), share=share))
     return tuple(curve)
 
 
-def cause(reading: Reading, traced: Sequence[Trace]) -> str | None:
-    """Why the answer of this reading, if it is wrong, is wrong: the first link that broke, of any fact. None without facts.
+def cause(reading: Reading, traced: Sequence[FactTrace]) -> str | None:
+    """Return why this reading's answer is wrong, assuming that it is; None without facts.
 
-    "failed" (there is no answer), "not read" (no chunk held the fact), "never noted", "lost after k chunks" (the fewest, counted from its reading),
-    "in memory, not in the answer", and "in the answer, not as asked", where all keys are in an answer that the metric does not take.
+    It is the first of these that applies to any fact: "failed" (there is no answer), "not read" (no chunk held the
+    fact), "never noted", "lost after k chunks" (the smallest k, counted from the chunk that held the fact), "in memory,
+    not in the answer", and "in the answer, not as asked" (the answer holds all keys, but the metric rejects it).
     """
     if reading.answer is None:
         return FAILED
@@ -112,19 +119,18 @@ def cause(reading: Reading, traced: Sequence[Trace]) -> str | None:
         return NOT_READ
     if any(trace.noted_at is None for trace in traced):
         return NEVER_NOTED
-    lost = [trace.kept for trace in traced if trace.kept is not None]
-    if lost:
-        return f"lost after {min(lost)} chunk{'s' if min(lost) > 1 else ''}"
+    kept = [trace.kept for trace in traced if trace.kept is not None]
+    if kept:
+        return f"lost after {min(kept)} chunk{'s' if min(kept) > 1 else ''}"
     return OTHERWISE if all(trace.answered for trace in traced) else LEFT_OUT
 
 
-def _trace(fact: Fact, start: int, steps: Sequence[Step], answer: str) -> Trace:
+def _trace(fact: Fact, start: int, steps: Sequence[Step], answer: str) -> FactTrace:
     keys = fact.keys or (fact.text,)
     end = start + len(fact.text)
-    first = next(
-        (number for number, step in enumerate(steps) if step.span and step.span.start < end <= step.span.end), None
-    )
-    return Trace(
+    reads = (number for number, step in enumerate(steps) if step.span and step.span.start < end <= step.span.end)
+    first = next(reads, None)
+    return FactTrace(
         fact=fact,
         start=start,
         read_at=None if first is None else steps[first].index,
@@ -134,7 +140,7 @@ def _trace(fact: Fact, start: int, steps: Sequence[Step], answer: str) -> Trace:
 
 
 def _holding(memories: Sequence[str], keys: Sequence[str]) -> Iterator[bool]:
-    """Whether each memory holds the keys; one that is the same as before is not searched again."""
+    """Yield whether each memory holds the keys. A memory that equals the one before is not searched again."""
     before, held = None, False
     for memory in memories:
         if memory != before:
@@ -143,44 +149,47 @@ def _holding(memories: Sequence[str], keys: Sequence[str]) -> Iterator[bool]:
 
 
 def holds(text: str, keys: Sequence[str]) -> bool:
-    """Whether all keys stand in the text, in any case and as whole words."""
+    """Return whether all keys occur in the text as whole words, ignoring case."""
     return all(_pattern(key).search(text) for key in keys)
 
 
 @lru_cache(maxsize=1024)
 def _pattern(key: str) -> re.Pattern[str]:
-    """The key with any space between its words, and no ASCII letter or digit that would go on with it."""
+    """Return a pattern for the key, with any white space between its words and no ASCII letter or digit around it."""
     body = r"\s+".join(map(re.escape, key.split()))
     return re.compile(rf"(?<![A-Za-z0-9]){body}(?![A-Za-z0-9])", re.IGNORECASE)
 
 
 def fact_places(sample: Sample) -> list[int]:
-    """Where the facts stand in the document, in characters: of several places that which is nearest to the fact's depth.
+    """Return where each fact starts in the document, in characters: of several occurrences, the one nearest its depth.
 
     Raises:
-        UsageError: one of them does not stand there.
+        UsageError: a fact does not occur.
     """
-    found: list[list[int]] = [[] for _ in sample.facts]
+    starts: list[list[int]] = [[] for _ in sample.facts]
     longest = max((len(fact.text) for fact in sample.facts), default=0)
     length, tail = 0, ""
     for piece in sample.document() if sample.facts else ():
         window, offset = tail + piece, length - len(tail)
-        for fact, places in zip(sample.facts, found, strict=True):
-            begin = max(len(tail) - len(fact.text) + 1, 0)  # what lies before was found with the last piece
-            places.extend(offset + match for match in _all(window, fact.text, begin))
+        for fact, occurrences in zip(sample.facts, starts, strict=True):
+            begin = max(len(tail) - len(fact.text) + 1, 0)  # earlier occurrences were found with the last piece
+            occurrences.extend(offset + start for start in _occurrences(window, fact.text, begin))
         length += len(piece)
         tail = window[max(len(window) - longest + 1, 0) :] if longest > 1 else ""
-    for fact, places in zip(sample.facts, found, strict=True):
-        if not places:
-            raise UsageError(f"the document of sample {sample.id} does not hold the fact {fact.text[:80]!r}")
     return [
-        min(places, key=lambda place: abs(place - fact.depth * length))
-        for fact, places in zip(sample.facts, found, strict=True)
+        _nearest_start(sample, fact, occurrences, length)
+        for fact, occurrences in zip(sample.facts, starts, strict=True)
     ]
 
 
-def _all(text: str, part: str, begin: int) -> Iterator[int]:
-    place = text.find(part, begin) if part else -1
-    while place >= 0:
-        yield place
-        place = text.find(part, place + 1)
+def _nearest_start(sample: Sample, fact: Fact, starts: Sequence[int], length: int) -> int:
+    if not starts:
+        raise UsageError(f"the document of sample {sample.id} does not hold the fact {fact.text[:80]!r}")
+    return min(starts, key=lambda start: abs(start - fact.depth * length))
+
+
+def _occurrences(text: str, part: str, begin: int) -> Iterator[int]:
+    start = text.find(part, begin) if part else -1
+    while start >= 0:
+        yield start
+        start = text.find(part, start + 1)

@@ -1,4 +1,4 @@
-"""Tasks x lengths x readers: every sample answered and scored once, side by side, whatever happens on the way."""
+"""Run tasks x lengths x readers: each sample is answered and scored once, several at a time, and survives failures."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from memagent_integrations.evaluation.results import Key, Result, Results
 from memagent_integrations.evaluation.samples import Task
 from memagent_integrations.tokens import Counter
 
-Told = Callable[[Result], None]
-_DOWN = 10  # samples in a row, for each that is answered at a time, whose failures mean that all would fail
-_MOST = 1_000_000  # samples of a task: a list of more jobs than that is no use to anybody
+OnResult = Callable[[Result], None]
+_MAX_FAILURES_IN_A_ROW = 10  # per worker: after so many the server is down, and the other samples would fail too
+_MAX_SAMPLES = 1_000_000  # per task: a longer list of jobs is a mistake
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,34 +32,35 @@ class Job:
 
     @property
     def key(self) -> Key:
-        """That of its result."""
+        """The key of its result."""
         return self.task.name, self.length, self.reader, self.number
 
 
 def jobs(tasks: Sequence[Task], readers: Sequence[str], samples: int) -> list[Job]:
-    """All that a run does: `samples` of each task at each of its lengths, by each reader. Documents that are as long as they are have length 0.
+    """Return all jobs of a run: `samples` of each task at each of its lengths, for each reader.
 
-    The first samples come first: what cannot be done at all is found out before the hours of the others.
+    Tasks whose documents have lengths of their own get length 0. The first sample of everything comes first, so that
+    what cannot work fails before hours are spent on the rest.
 
     Raises:
         UsageError: a task has no lengths, or a number is wrong.
     """
-    check_int(most=_MOST, samples=samples)
-    found: list[Job] = []
+    check_int(most=_MAX_SAMPLES, samples=samples)
+    todo: list[Job] = []
     for task in tasks:
         lengths = (0,) if task.unit is None else task.lengths
         if not lengths:
             raise UsageError(f"the task {task.name} needs lengths")
         for length in lengths:
             check_int(0 if task.unit is None else 1, length=length)
-        number = samples if task.size is None else min(samples, task.size)
-        found += [
-            Job(task=task, length=length, reader=reader, number=n)
+        size = samples if task.size is None else min(samples, task.size)
+        todo += [
+            Job(task=task, length=length, reader=reader, number=number)
             for length in lengths
-            for n in range(number)
+            for number in range(size)
             for reader in readers
         ]
-    return sorted({job.key: job for job in found}.values(), key=lambda job: job.number > 0)
+    return sorted({job.key: job for job in todo}.values(), key=lambda job: job.number > 0)
 
 
 def evaluate(
@@ -70,41 +71,43 @@ def evaluate(
     seed: int,
     count: Counter,
     concurrency: int = 1,
-    told: Told | None = None,
+    on_result: OnResult | None = None,
 ) -> None:
-    """Answer and score what is not in the results yet; each result is on the disk before it is told.
+    """Answer and score the jobs that have no result yet. `on_result` is called after a result has reached the disk.
 
-    A reader that fails gives a result with `error`, which scores 0. Whatever ends the run, Ctrl-C or `told` raising, the samples under way are
-    waited for and kept.
+    A reader that fails gives a result with `error`, which scores 0. Whatever ends the run (Ctrl-C, or an error of
+    `on_result`), the samples in progress are finished and kept.
 
     Raises:
-        UsageError: a setting is wrong, or the file is being written by another run.
-        BackendError: one sample after the other fails for a reason that may pass; the model's server is down, and the rest would fail too.
+        UsageError: a setting is wrong, or another run is writing to the file.
+        BackendError: one sample after another fails for a temporary reason: the model's server is down.
     """
     check_int(concurrency=concurrency)
-    left = (job for job in todo if job.key not in results)
-    stop, failing = threading.Event(), 0
+    remaining = (job for job in todo if job.key not in results)
+    stop, failures = threading.Event(), 0
 
-    def answered(job: Job) -> Result:
+    def run(job: Job) -> Result:
         if stop.is_set():
             raise CancelledError
-        return _answered(job, contestants[job.reader], seed, count)
+        return _result(job, contestants[job.reader], seed, count)
 
     with results.writing(), ThreadPoolExecutor(concurrency, thread_name_prefix="memagent-eval") as pool:
         running: set[Future[Result]] = set()
         try:
-            while running := running | {
-                pool.submit(answered, job) for job in islice(left, 2 * concurrency - len(running))
-            }:
+            while True:
+                running |= {pool.submit(run, job) for job in islice(remaining, 2 * concurrency - len(running))}
+                if not running:
+                    break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     running.remove(future)
                     results.add(result := future.result())
-                    if told:
-                        told(result)
-                    failing = failing + 1 if result.passing else 0
-                    if failing == _DOWN * concurrency:
+                    if on_result:
+                        on_result(result)
+                    failures = failures + 1 if result.passing else 0
+                    if failures == _MAX_FAILURES_IN_A_ROW * concurrency:
                         raise BackendError(
-                            f"{failing} samples in a row failed, the last one because {result.error}; the same command goes on"
+                            f"{failures} samples in a row failed, the last one because {result.error}; "
+                            "the same command goes on"
                         )
         finally:
             stop.set()
@@ -113,7 +116,7 @@ def evaluate(
                     results.add(future.result())
 
 
-def _answered(job: Job, contestant: Contestant, seed: int, count: Counter) -> Result:
+def _result(job: Job, contestant: Contestant, seed: int, count: Counter) -> Result:
     sample = job.task.make(job.length, seed, job.number, count)
     outcome = contestant.answer(sample)
     answer, reading = outcome.answer, outcome.reading

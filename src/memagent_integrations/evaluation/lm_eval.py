@@ -1,14 +1,17 @@
-"""A reader as a model of lm-evaluation-harness.
+r"""A reader as a model of lm-evaluation-harness.
 
-lm_eval looks for models in its own list alone, so its command is started through this module:
+lm_eval only finds models in its own list, so start its command through this module:
 
-    python -m memagent_integrations.evaluation.lm_eval --model memagent --model_args model=smollm2,chunk_tokens=2000 \
-        --tasks niah_single_1,ruler_vt --metadata '{"tokenizer": "HuggingFaceTB/SmolLM2-135M-Instruct", "max_seq_lengths": [4096]}' --limit 8
+    python -m memagent_integrations.evaluation.lm_eval --model memagent \
+        --model_args model=smollm2,chunk_tokens=2000 --tasks niah_single_1,ruler_vt --limit 8 \
+        --metadata '{"tokenizer": "HuggingFaceTB/SmolLM2-135M-Instruct", "max_seq_lengths": [4096]}'
 
-`--model_args` are the arguments of `Reader`, of its backend (base_url, temperature, concurrency, ...), and prompts=FILE of MemAgent's reference code.
-RULER makes its prompts as long as the Hugging Face tokenizer in `--metadata` counts. In Python:
+`--model_args` are the arguments of `Reader`, those of its backend (base_url, temperature, concurrency, ...), and
+prompts=FILE of MemAgent's reference code. RULER measures its prompts with the Hugging Face tokenizer in `--metadata`.
+In Python:
 
-    lm_eval.simple_evaluate(model=MemAgentLM(reader), tasks=["niah_single_1"], metadata={"tokenizer": ..., "max_seq_lengths": [4096]})
+    metadata = {"tokenizer": ..., "max_seq_lengths": [4096]}
+    lm_eval.simple_evaluate(model=MemAgentLM(reader), tasks=["niah_single_1"], metadata=metadata)
 """
 
 from __future__ import annotations
@@ -37,31 +40,28 @@ try:
 except ImportError as error:
     raise MissingExtra.extra("lm_eval", "lm-eval") from error
 
-_READER = set(inspect.signature(Reader).parameters) - {"model", "prompts", "limits", "backend_options"}
-_MOST = (
-    "max_gen_toks",
-    "max_new_tokens",
-    "max_tokens",
-    "max_completion_tokens",
-)  # names that tasks use; lm_eval takes the first of them
-_DEFAULT_MOST = 256  # as lm_eval's own models have it
+_READER_SETTINGS = set(inspect.signature(Reader).parameters) - {"model", "prompts", "limits", "backend_options"}
+# The names that tasks use for the output limit. lm_eval, too, takes the first that is set.
+_LIMIT_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_DEFAULT_LIMIT = 256  # the default of lm_eval's own models
 
 
 @register_model("memagent")
 class MemAgentLM(LM):  # type: ignore[misc]
-    """Answers lm_eval's generation tasks by reading: the document of a prompt in chunks, the rest of it as the question (`parts.split`).
+    """Answers lm_eval's generation tasks: it reads the document of a prompt in chunks, with the rest as the question.
 
-    The document is told from the question by the task's wording, see there. An answer goes on from the task's `gen_prefix`, ends before the first of
-    `until`, and has at most `max_gen_toks` tokens of the reader's tokenizer. A reading that fails is no wrong answer: when all are done, its error
-    is raised, and `--use_cache FILE` has kept the answers of the others for the next run, `journal=FILE` in the `--model_args` each step.
+    `prompt_split.split` tells document and question apart. An answer continues the task's `gen_prefix`, ends before the
+    first of `until`, and has at most `max_gen_toks` tokens of the reader's tokenizer. A failed reading does not count
+    as a wrong answer: its error is raised after all the others are done. `--use_cache FILE` keeps their answers for
+    the next run; `journal=FILE` in the `--model_args` keeps each step.
 
     Args:
-        model: a `Reader`, or the name of a model, which the settings go with.
-        prompts: a file of MemAgent's reference code, whose prompts are taken.
-        settings: arguments of `Reader`; all others are the backend's.
+        model: a `Reader`, or the name of a model.
+        prompts: a file of MemAgent's reference code, to use its prompts.
+        settings: arguments of `Reader`; all others go to the backend.
 
     Raises:
-        UsageError: a setting is wrong, or there are settings for a reader that has been made already.
+        UsageError: a setting is wrong, or `model` is a `Reader` and there are settings.
         MissingExtra: the model's package is not installed.
     """
 
@@ -72,20 +72,19 @@ class MemAgentLM(LM):  # type: ignore[misc]
                 raise UsageError("this reader has been made already; give its settings to Reader")
             self.reader = model
             return
-        options = {name: value for name, value in settings.items() if name not in _READER}
-        own = {name: value for name, value in settings.items() if name in _READER}
-        self.reader = Reader(
-            model, prompts=PromptSet.from_reference(prompts) if prompts else None, backend_options=options, **own
-        )
+        reader_settings = {name: value for name, value in settings.items() if name in _READER_SETTINGS}
+        backend_options = {name: value for name, value in settings.items() if name not in _READER_SETTINGS}
+        prompt_set = PromptSet.from_reference(prompts) if prompts else None
+        self.reader = Reader(model, prompts=prompt_set, backend_options=backend_options, **reader_settings)
 
     @classmethod
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> MemAgentLM:
-        """The model that the command line describes. How many calls are made at a time, and where, is the backend's to say, not lm_eval's.
+        """Create the model that the command line describes.
 
         Raises:
-            UsageError: there is no model in `arg_dict`, or a batch size that would change nothing.
+            UsageError: `arg_dict` names no model, or there is a batch size, which only the backend can set.
         """
         batch = str((additional_config or {}).get("batch_size") or 1)
         if batch != "1":
@@ -98,15 +97,15 @@ class MemAgentLM(LM):  # type: ignore[misc]
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> MemAgentLM:
-        """`create_from_arg_obj` of "name=value,name=value"."""
+        """Create the model from "name=value,name=value", as `create_from_arg_obj` does."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answers to the prompts, in their order.
+        """Return the answers to the prompts, in their order.
 
         Raises:
             UsageError: a prompt has no document, or its task asks for sampling.
-            MemAgentError: a reading failed; all others are done, and in lm_eval's cache if it has one.
+            MemAgentError: a reading failed. All others are done, and are in lm_eval's cache if there is one.
         """
         prompts = [split(request.args[0], request.doc) for request in requests]
         endings = [_Ending.of(request.args[1]) for request in requests]
@@ -116,48 +115,48 @@ class MemAgentLM(LM):  # type: ignore[misc]
                 progress=lambda _, step: bar.update(step.phase == "answer"),
             )
         answers = [self._answer(*done) for done in zip(requests, prompts, endings, readings, strict=True)]
-        failed = [reading.error for reading in readings if reading.error]
-        if failed:
-            failed[0].add_note(
-                f"({len(failed)} of {len(readings)} readings failed; --use_cache FILE keeps the answers of the others)"
-            )
-            raise failed[0]
+        errors = [reading.error for reading in readings if reading.error]
+        if errors:
+            failed = f"{len(errors)} of {len(readings)} readings failed"
+            errors[0].add_note(f"({failed}; --use_cache FILE keeps the answers of the others)")
+            raise errors[0]
         return answers
 
     def loglikelihood(self, requests: Sequence[Instance]) -> NoReturn:
-        """Not to be had.
+        """Refuse: readings have no likelihood.
 
         Raises:
             UsageError: always.
         """
         raise UsageError(
-            "a reading has no likelihood: its answer is written from a memory, which another reading might have written otherwise; choose tasks that "
-            "generate (output_type: generate_until)"
+            "a reading has no likelihood: its answer is written from a memory, which another reading might have "
+            "written otherwise; choose tasks that generate (output_type: generate_until)"
         )
 
     loglikelihood_rolling = loglikelihood
 
     @property
     def tokenizer_name(self) -> str:
-        """Not to be had: lm_eval asks for it where it is to apply a chat template.
+        """Refuse: lm_eval asks for the name only when it wants to apply a chat template itself.
 
         Raises:
             UsageError: always.
         """
         raise UsageError(
-            "leave --apply_chat_template away: the reader's backend applies the model's own template to each prompt of a reading"
+            "leave --apply_chat_template away: the reader's backend applies the model's own template to each prompt "
+            "of a reading"
         )
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """None, and none can be asked for.
+        """Return the empty string: the backend applies the model's chat template.
 
         Raises:
-            UsageError: one is.
+            UsageError: a template is asked for.
         """
         return self.tokenizer_name if chat_template else ""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Not to be had.
+        """Refuse: the backend applies the model's chat template.
 
         Raises:
             UsageError: always.
@@ -165,7 +164,7 @@ class MemAgentLM(LM):  # type: ignore[misc]
         return self.tokenizer_name
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm_eval writes into its results: model, prompts and budgets of the reader."""
+        """Return what lm_eval writes into its results: the reader's model, prompts and budgets."""
         reader = self.reader
         return {
             "memagent": {
@@ -177,19 +176,18 @@ class MemAgentLM(LM):  # type: ignore[misc]
 
     def _answer(self, request: Instance, parts: SplitPrompt, ending: _Ending, reading: Reading) -> str:
         if reading.answer is None:
-            return ""  # never returned
-        answer = ending.of_text(parts.continued(reading.answer))
-        answer = cut(answer, ending.most, self.reader.count)
+            return ""  # generate_until raises the reading's error
+        answer = cut(ending.applied(parts.continued(reading.answer)), ending.limit, self.reader.count)
         self.cache_hook.add_partial("generate_until", request.args, answer)
         return answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Ending:
-    """Where a task wants an answer to end: before any of `until`, after at most `most` tokens."""
+    """Where a task wants an answer to end: before the first of `until`, after at most `limit` tokens."""
 
     until: tuple[str, ...]
-    most: int
+    limit: int
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> _Ending:
@@ -200,16 +198,19 @@ class _Ending:
                 "pass --gen_kwargs do_sample=False,temperature=0, and the temperature in --model_args"
             )
         until = settings.get("until") or ()
-        most = next((int(settings[name]) for name in _MOST if settings.get(name) is not None), _DEFAULT_MOST)
-        return cls(until=tuple(filter(None, (until,) if isinstance(until, str) else until)), most=most)
+        limits = [int(settings[name]) for name in _LIMIT_NAMES if settings.get(name) is not None]
+        return cls(
+            until=tuple(filter(None, (until,) if isinstance(until, str) else until)),
+            limit=limits[0] if limits else _DEFAULT_LIMIT,
+        )
 
-    def of_text(self, text: str) -> str:
-        ends = [place for sign in self.until if (place := text.find(sign)) >= 0]
+    def applied(self, text: str) -> str:
+        ends = [end for stop in self.until if (end := text.find(stop)) >= 0]
         return text[: min(ends)] if ends else text
 
 
 def main() -> None:
-    """lm_eval's command line, with "memagent" among its models."""
+    """Run lm_eval's command line, with "memagent" among its models."""
     try:
         cli_evaluate()
     except MemAgentError as error:

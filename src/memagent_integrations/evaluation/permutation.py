@@ -1,4 +1,4 @@
-"""A shuffled order of any number of things that takes no memory."""
+"""A shuffled order of any size that takes no memory."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ _MASK = (1 << 64) - 1
 
 
 class Permutation:
-    """The numbers 0 to `size` - 1 in an order that `key` decides, each found by its place, on every machine the same.
+    """The numbers from 0 to `size` - 1 in an order that `key` determines, the same on every machine.
 
-    A Feistel network over pairs (left, right) of numbers below the root of the size; a pair that stands for no number is sent through again.
+    A Feistel network over pairs (left, right) of numbers up to the square root of the size. It is applied again while
+    the result is not below the size.
 
     >>> order = Permutation(5, "a seed")
-    >>> sorted(order) == [0, 1, 2, 3, 4] and order.place(order[3]) == 3
+    >>> sorted(order) == [0, 1, 2, 3, 4] and order.index(order[3]) == 3
     True
     """
 
     def __init__(self, size: int, key: str) -> None:
         check_int(size=size, most=1 << 60)
-        seeded = random.Random(key)
+        rng = random.Random(key)
         self._size = size
         self._side = isqrt(size - 1) + 1
-        self._keys = tuple((seeded.getrandbits(64) | 1, seeded.getrandbits(64)) for _ in range(_ROUNDS))
+        self._keys = tuple((rng.getrandbits(64) | 1, rng.getrandbits(64)) for _ in range(_ROUNDS))
 
     def __len__(self) -> int:
         return self._size
@@ -35,15 +36,15 @@ class Permutation:
     def __iter__(self) -> Iterator[int]:
         return map(self.__getitem__, range(self._size))
 
-    def __getitem__(self, place: int) -> int:
-        """The number at a place.
+    def __getitem__(self, index: int) -> int:
+        """Return the number at an index.
 
         Raises:
-            IndexError: there is no such place.
+            IndexError: the index is out of range.
         """
-        self._check(place)
+        self._check(index)
         side, keys = self._side, self._keys
-        number = place
+        number = index
         while True:
             left, right = divmod(number, side)
             for factor, term in keys:
@@ -52,23 +53,23 @@ class Permutation:
             if number < self._size:
                 return number
 
-    def place(self, number: int) -> int:
-        """Where a number stands.
+    def index(self, number: int) -> int:
+        """Return the index of a number.
 
         Raises:
-            IndexError: there is no such number.
+            IndexError: the number is out of range.
         """
         self._check(number)
         side, keys = self._side, self._keys[::-1]
-        place = number
+        index = number
         while True:
-            left, right = divmod(place, side)
+            left, right = divmod(index, side)
             for factor, term in keys:
                 left, right = (right - (((left + term) ** 2 * factor & _MASK) >> 32)) % side, left
-            place = left * side + right
-            if place < self._size:
-                return place
+            index = left * side + right
+            if index < self._size:
+                return index
 
-    def _check(self, index: int) -> None:
-        if not 0 <= index < self._size:
-            raise IndexError(f"{index} is not below {self._size}")
+    def _check(self, number: int) -> None:
+        if not 0 <= number < self._size:
+            raise IndexError(f"{number} is not below {self._size}")

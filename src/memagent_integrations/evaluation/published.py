@@ -1,6 +1,7 @@
-"""Figures that were published, to stand beside what is measured.
+"""Published figures, shown beside those that are measured.
 
-Source: MemAgent, arXiv:2507.02259: RULER-HotpotQA, accuracy in percent, 128 questions a length, documents of so many paragraphs.
+Source: MemAgent, arXiv:2507.02259: RULER-HotpotQA, accuracy in percent, 128 questions for each length, documents of
+so many paragraphs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ PARAGRAPHS = (50, 100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600)
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A figure of somebody else's: `mean` is 0..1, `n` the number of questions."""
+    """A published figure: `mean` is from 0 to 1, `n` the number of questions."""
 
     task: str
     length: int

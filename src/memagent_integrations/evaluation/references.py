@@ -1,4 +1,4 @@
-"""Questions about one context each, as lines of a file: LongBench's, or those of a file of the caller's own."""
+"""Questions with one context each, read from a jsonl file: LongBench's format, or the one for files of users."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from memagent_integrations import files
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.rows import Row, lines, row_of, string, strings, where_of
 from memagent_integrations.evaluation.samples import Fact
 from memagent_integrations.evaluation.scoring import METRICS
-from memagent_integrations.files import reason
 
 _FACTS = TypeAdapter(tuple[Fact, ...])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A question about one context. `metric` and `facts` are those of the row, where it has some."""
+    """A question about one context. `metric` and `facts` come from the row, where it has them."""
 
     question: str
     answers: tuple[str, ...]
@@ -30,49 +30,51 @@ class Reference:
 
 
 class References(Sequence[Reference]):
-    """The lines of a file, each read when it is asked for: contexts may be of any size. All are checked at the beginning."""
+    """The rows of a file, all checked at the start. Each is read again on access, because contexts may be large."""
 
     def __init__(self, path: Path, record: Callable[[Row, str], Reference]) -> None:
         self._path, self._record = path, record
-        self._places: list[tuple[int, int]] = []
+        self._offsets: list[tuple[int, int]] = []  # line number, first byte
         for number, start, line in lines(path):
-            record(row_of(line, where_of(path, number)), where_of(path, number))
-            self._places.append((number, start))
-        if not self._places:
+            self._parse(line, number)
+            self._offsets.append((number, start))
+        if not self._offsets:
             raise UsageError(f"{path} has no rows")
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._offsets)
 
-    def __getitem__(self, index: Any) -> Any:  # a slice has its own type
+    def __getitem__(self, index: Any) -> Any:  # a slice returns a list
         if isinstance(index, slice):
             return [self[n] for n in range(*index.indices(len(self)))]
-        number, start = self._places[index]
-        try:
-            with self._path.open("rb") as file:
-                file.seek(start)
-                line = file.readline()
-        except OSError as error:
-            raise UsageError(f"cannot read {str(self._path)!r}: {reason(error)}") from error
-        return self._record(row_of(line, where_of(self._path, number)), where_of(self._path, number))
+        number, start = self._offsets[index]
+        with files.accessing("read", self._path), self._path.open("rb") as file:
+            file.seek(start)
+            line = file.readline()
+        return self._parse(line, number)
+
+    def _parse(self, line: bytes, number: int) -> Reference:
+        where = where_of(self._path, number)
+        return self._record(row_of(line, where), where)
 
 
 def references(path: Path) -> Sequence[Reference]:
-    """The questions of a jsonl file with `question`, `answers` (one, or a list) and `context`.
+    """Return the rows of a jsonl file with the fields `question`, `answers` (a text or a list) and `context`.
 
-    A row may have a `metric` (a name in `scoring.METRICS`) and `facts` (objects with the fields of `Fact`, whose texts stand in the context).
+    A row may also have a `metric` (a name in `scoring.METRICS`) and `facts` (objects with the fields of `Fact`, whose
+    texts occur in the context).
 
     Raises:
-        UsageError: the file cannot be read, or a line of it is no such row.
+        UsageError: the file cannot be read, or a line is not such a row.
     """
     return References(path, _reference)
 
 
 def longbench(row: Row, where: str) -> Reference:
-    """A row of LongBench.
+    """Convert a row of LongBench.
 
     Raises:
-        UsageError: it is none.
+        UsageError: a field is missing or wrong.
     """
     return Reference(
         question=string(row, "input", where),
@@ -105,8 +107,7 @@ def _facts(row: Row, context: str, where: str) -> tuple[Fact, ...]:
     try:
         facts = _FACTS.validate_python(row.get("facts") or ())
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{where}: facts: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise UsageError(f"{where}: facts: {files.first_error(error)}") from error
     for fact in facts:
         if not fact.text or fact.text not in context:
             raise UsageError(f"{where}: the fact {fact.text[:80]!r} does not stand in the context")

@@ -1,4 +1,4 @@
-"""What results say: a table with error bars, comparisons of two readers on the same samples, and published figures beside them."""
+"""Report results: a table with intervals and published figures, and comparisons of readers on the same samples."""
 
 from __future__ import annotations
 
@@ -18,10 +18,25 @@ from memagent_integrations.records import NO_USAGE, Usage
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A reader on a task at a length: the mean score of `n` samples, 0..1, failures counted as 0 and told apart in `failed`.
+    """A reader on a task at a length.
 
-    `low` and `high` bound the 95 % interval. `calls`, tokens and `seconds` (in the model) are means of a sample; None: the model does not say, or
-    nobody measured it. `published`: not measured here.
+    Attributes:
+        task: name of the task.
+        length: of the documents, in the task's unit.
+        reader: name of the reader.
+        mean: mean score of the samples, from 0 to 1; failures count as 0.
+        stderr: its standard error.
+        low: lower bound of the 95 % interval.
+        high: upper bound of the 95 % interval.
+        n: number of samples.
+        failed: how many of them failed.
+        calls: mean number of calls for a sample.
+        prompt_tokens: mean for a sample. This and the means below are None where the model does not report them, or
+            the figure is published.
+        completion_tokens: mean for a sample.
+        cached_tokens: mean for a sample.
+        seconds: mean time in the model for a sample.
+        published: whether the figure is published, not measured.
     """
 
     task: str
@@ -43,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Versus:
-    """Two readers on the samples that both have; the difference is that of `reader` to `other`."""
+    """A comparison of `reader` with `other`, on the samples that both have."""
 
     task: str
     length: int
@@ -53,30 +68,29 @@ class Versus:
 
 
 def rows(results: Iterable[Result], *, published: bool = True) -> list[Row]:
-    """A row for each task, length and reader, and the published ones at the lengths that were measured."""
-    found = [_row(list(group)) for _, group in groupby(sorted(results, key=_place), key=_place)]
+    """Return a row for each task, length and reader, with the published figures for the lengths that were measured."""
+    table = [_row(list(group)) for _, group in groupby(sorted(results, key=_group), key=_group)]
     if published:
-        measured = {(row.task, row.length) for row in found}
-        found += [_published(row) for row in PUBLISHED if (row.task, row.length) in measured]
-    return sorted(found, key=lambda row: (row.task, row.length, row.published, row.reader))
+        measured = {(row.task, row.length) for row in table}
+        table += [_published(row) for row in PUBLISHED if (row.task, row.length) in measured]
+    return sorted(table, key=lambda row: (row.task, row.length, row.published, row.reader))
 
 
 def compared(results: Sequence[Result], reader: str) -> list[Versus]:
-    """Each other reader against this one, on the samples that both have.
+    """Compare this reader with every other one, on the samples that both have.
 
     Raises:
         UsageError: there are no results of this reader.
     """
+    readers = {result.reader for result in results}
+    if reader not in readers:
+        raise UsageError(f"there are no results of {reader!r}; there are: {', '.join(sorted(readers))}")
     scores = {result.key: result.score for result in results}
-    if not any(result.reader == reader for result in results):
-        raise UsageError(
-            f"there are no results of {reader!r}; there are: {', '.join(sorted({result.reader for result in results}))}"
-        )
     pairs: dict[tuple[str, int, str], list[tuple[float, float]]] = {}
-    for (task, length, other, number), value in sorted(scores.items()):
-        mine = scores.get((task, length, reader, number))
-        if other != reader and mine is not None:
-            pairs.setdefault((task, length, other), []).append((mine, value))
+    for (task, length, other, number), other_score in sorted(scores.items()):
+        reader_score = scores.get((task, length, reader, number))
+        if other != reader and reader_score is not None:
+            pairs.setdefault((task, length, other), []).append((reader_score, other_score))
     return [
         Versus(task=task, length=length, reader=reader, other=other, compared=compare(*zip(*both, strict=True)))
         for (task, length, other), both in pairs.items()
@@ -84,13 +98,13 @@ def compared(results: Sequence[Result], reader: str) -> list[Versus]:
 
 
 def markdown(table: Sequence[Row]) -> str:
-    """The table for people."""
-    return _table([_told(row) for row in table])
+    """Return the table as Markdown."""
+    return _table([_cells(row) for row in table])
 
 
 def comparisons(table: Sequence[Versus]) -> str:
-    """The comparisons for people."""
-    told = [
+    """Return the comparisons as a Markdown table."""
+    cells = [
         {
             "task": each.task,
             "length": f"{each.length:,}",
@@ -102,11 +116,11 @@ def comparisons(table: Sequence[Versus]) -> str:
         }
         for each in table
     ]
-    return _table(told)
+    return _table(cells)
 
 
 def as_csv(table: Sequence[Row]) -> str:
-    """The table for programs: one column a field of `Row`."""
+    """Return the table as CSV, with a column for each field of `Row`."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
     writer.writeheader()
@@ -119,31 +133,31 @@ def _table(rows: Sequence[Mapping[str, str]]) -> str:
         from tabulate import tabulate
     except ImportError as error:
         raise MissingExtra.extra("tabulate", "eval") from error
-    cells = [{name: _cell(text) for name, text in row.items()} for row in rows]
+    cells = [{name: _one_cell(text) for name, text in row.items()} for row in rows]
     return str(tabulate(cells, headers="keys", tablefmt="github", disable_numparse=True))
 
 
-def _cell(text: str) -> str:
-    """The text so that it is one cell: a task may be named by a file."""
+def _one_cell(text: str) -> str:
+    """Escape what would end the cell: the name of a task may be any file name."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _place(result: Result) -> tuple[str, int, str]:
+def _group(result: Result) -> tuple[str, int, str]:
     return result.task, result.length, result.reader
 
 
 def _row(results: Sequence[Result]) -> Row:
     first, n = results[0], len(results)
-    found = score([result.score for result in results])
+    scored = score([result.score for result in results])
     usage: Usage = sum((result.usage for result in results), NO_USAGE)
     return Row(
         task=first.task,
         length=first.length,
         reader=first.reader,
-        mean=found.mean or 0.0,
-        stderr=found.stderr,
-        low=found.low,
-        high=found.high,
+        mean=scored.mean or 0.0,
+        stderr=scored.stderr,
+        low=scored.low,
+        high=scored.high,
         n=n,
         failed=sum(result.error is not None for result in results),
         calls=sum(result.calls for result in results) / n,
@@ -163,7 +177,7 @@ def _published(row: Published) -> Row:
     return Row(**{**unknown, **asdict(row), "published": True})
 
 
-def _told(row: Row) -> dict[str, str]:
+def _cells(row: Row) -> dict[str, str]:
     interval = "" if row.low is None or row.high is None else f"{100 * row.low:.0f}-{100 * row.high:.0f}"
     return {
         "task": row.task,

@@ -1,23 +1,22 @@
-"""What was measured, one line a sample in a JSONL file: it outlives a crash, and a run that is begun again does nothing twice."""
+"""Results in a JSONL file, one line for each sample. It survives a crash, and a run that is started again continues."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
+from memagent_integrations import files
 from memagent_integrations.errors import UsageError
-from memagent_integrations.evaluation.diagnostics import Trace
+from memagent_integrations.evaluation.diagnostics import FactTrace
 from memagent_integrations.evaluation.samples import Fact
-from memagent_integrations.files import reason
 from memagent_integrations.records import NO_USAGE, Reading, Usage
 from memagent_integrations.sanitize import encodable
 
@@ -27,11 +26,27 @@ Key = tuple[str, int, str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One sample, answered or failed.
+    """The result of one sample for one reader, answered or failed.
 
-    `score` is that of the task's metric, 0..1; a failure (`error`) scores 0, and where it may be `passing`, a run that goes on tries again. `length`
-    is in the task's unit, 0 where documents are as long as they are. `calls`, `usage` and `seconds` (in the model) are those of this sample.
-    `reading` is the whole reading, for a reader that makes one, `traces` the way of the facts through its memories, `cause` why its answer was wrong.
+    Attributes:
+        task: name of the task.
+        length: of the document, in the task's unit; 0 where documents have lengths of their own.
+        reader: name of the reader.
+        number: number of the sample.
+        score: by the task's metric, from 0 to 1; 0 for a failure.
+        answer: None for a failure.
+        error: why the sample failed.
+        passing: whether the error is temporary, so that a run which continues tries the sample again.
+        question: of the sample.
+        answers: of the sample: the golds.
+        facts: of the sample.
+        calls: made for this sample.
+        usage: tokens of those calls.
+        seconds: time spent in the model.
+        details: how the document was made, and what the reader did.
+        reading: the whole reading, from a reader that makes one.
+        traces: what happened to the facts in its memories.
+        cause: why its answer was wrong.
     """
 
     task: str
@@ -50,44 +65,50 @@ class Result:
     seconds: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
     reading: Reading | None = None
-    traces: tuple[Trace, ...] = ()
+    traces: tuple[FactTrace, ...] = ()
     cause: str | None = None
 
     @property
     def key(self) -> Key:
-        """What tells it from the other results of a run."""
+        """What identifies the result in a run."""
         return self.task, self.length, self.reader, self.number
 
 
 _RESULT, _JSON = TypeAdapter(Result), TypeAdapter(Any)
-_BEGINNING = b'{"made": '  # of a file of results
+_HEADER_START = b'{"made": '
 
 
 class Results:
     """A file of results.
 
-    Its first line says how they were made; a run goes on in it only if it would make them the same way. What is `noted` there too (versions, the
-    command) may differ. The readings stay in the file, because those of a run may be of any size: `reading` is None in what is iterated.
+    Its first line holds the settings that they were made with; a run continues in the file only with the same settings.
+    The `notes` that stand there too (versions, the command) may differ. Readings stay in the file, because they can be
+    large: `reading` is None in the results that iteration gives.
+
+    Args:
+        path: the file.
+        settings: those of a run that is going to write; None to read a file whatever its settings.
+        notes: what else to record when the file is created.
 
     Raises:
-        UsageError: the file is no such file, or was made with other settings.
+        UsageError: the file is not a file of results, or was made with other settings.
     """
 
     def __init__(
-        self, path: str | Path, made: Mapping[str, Any] | None = None, noted: Mapping[str, Any] | None = None
+        self, path: str | Path, settings: Mapping[str, Any] | None = None, notes: Mapping[str, Any] | None = None
     ) -> None:
         self.path = Path(path)
-        self.made = json.loads(json.dumps(dict(made or {}), default=str))
-        self.noted = dict(noted or {})
+        self.settings = json.loads(json.dumps(dict(settings or {}), default=str))
+        self.notes = dict(notes or {})
         self._results: dict[Key, Result] = {}
-        self._wanted = None if made is None else self.made
-        self._lines, self._end = 0, 0  # whole lines that were read or written, and where the last of them ends
+        self._required = None if settings is None else self.settings
+        self._lines, self._end = 0, 0  # number of complete lines read or written, and the offset behind them
         self._load()
-        if made is None and not self._lines:
+        if settings is None and not self._lines:
             raise UsageError(f"there are no results in {str(path)!r}")
 
     def __iter__(self) -> Iterator[Result]:
-        """The results by task, length, reader and number, whatever the order in which they came."""
+        """Iterate over the results by task, length, reader and number, in whatever order they were written."""
         return (self._results[key] for key in sorted(self._results))
 
     def __contains__(self, key: Key) -> bool:
@@ -95,99 +116,91 @@ class Results:
 
     @contextmanager
     def writing(self) -> Iterator[Results]:
-        """While this is open nobody else writes to the file.
+        """Lock the file against other writers and read what they have added.
 
         Raises:
-            UsageError: somebody does, or the file cannot be written.
+            UsageError: another run is writing to the file, or it cannot be written.
         """
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self.path}.lock", timeout=0):
-                self._load()  # another run may have written to it, and ended, since we looked
-                if not self._lines:
-                    self._append(json.dumps({"made": self.made, "noted": self.noted}).encode())
-                yield self
-        except Timeout:
-            raise UsageError(f"{str(self.path)!r} is being written by another run") from None
-        except OSError as error:
-            raise UsageError(f"cannot write {str(self.path)!r}: {reason(error)}") from error
+        busy = UsageError(f"{str(self.path)!r} is being written by another run")
+        with ExitStack() as stack:
+            with files.accessing("write", self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(files.lock(f"{self.path}.lock", busy))
+            self._load()
+            if not self._lines:
+                self._append(json.dumps({"made": self.settings, "noted": self.notes}).encode())
+            yield self
 
     def add(self, result: Result) -> None:
-        """Write one result; it is on the disk when this returns."""
+        """Write one result; it is on the disk when this returns.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
         self._append(_JSON.dump_json(encodable(_RESULT.dump_python(result))))
         self._results[result.key] = replace(result, reading=None)
 
     def _load(self) -> None:
-        """Read what was written since the last time. A line without an end is left: a run was killed while it wrote it, and makes it anew."""
-        try:
+        """Read the lines added since the last time, except the incomplete last line of a killed run."""
+        with files.accessing("read", self.path):
             if not self.path.is_file():
                 return
             with self.path.open("rb") as file:
                 file.seek(self._end)
                 for line in file:
                     if not line.endswith(b"\n"):
-                        if not self._lines and line[: len(_BEGINNING)] != _BEGINNING[: len(line)]:
+                        if not self._lines and line[: len(_HEADER_START)] != _HEADER_START[: len(line)]:
                             raise self._foreign()
                         return
-                    self._take(line)
-        except OSError as error:
-            raise UsageError(f"cannot read {str(self.path)!r}: {reason(error)}") from error
+                    self._parse(line)
 
-    def _take(self, line: bytes) -> None:
+    def _parse(self, line: bytes) -> None:
         if not self._lines:
-            self.made = self._checked(line)
+            self.settings = self._parse_header(line)
         else:
             try:
                 result = _RESULT.validate_json(line)
             except ValidationError as error:
-                raise UsageError(
-                    f"{self.path}, line {self._lines + 1}, is no result: {error.errors()[0]['msg']}"
-                ) from error
+                message = files.first_error(error)
+                raise UsageError(f"{self.path}, line {self._lines + 1}, is no result: {message}") from error
             self._results[result.key] = replace(result, reading=None)
         self._lines, self._end = self._lines + 1, self._end + len(line)
 
-    def _checked(self, line: bytes) -> dict[str, Any]:
-        """How the results were made, which the first line says."""
+    def _parse_header(self, line: bytes) -> dict[str, Any]:
+        """Return the settings in the first line, which have to be the required ones."""
         try:
-            made = json.loads(line)["made"]
+            settings = json.loads(line)["made"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            made = None
-        if not isinstance(made, dict):
+            settings = None
+        if not isinstance(settings, dict):
             raise self._foreign()
-        if self._wanted is not None and made != self._wanted:
-            raise UsageError(
-                f"{str(self.path)!r} was made with other settings ({_differing(made, self._wanted)}); give another file"
-            )
-        return made
+        if self._required is not None and (changed := files.differences(settings, self._required)):
+            raise UsageError(f"{str(self.path)!r} was made with other settings ({changed}); give another file")
+        return settings
 
     def _foreign(self) -> UsageError:
         return UsageError(f"{str(self.path)!r} is no file of results: its first line does not say how they were made")
 
     def _append(self, line: bytes) -> None:
-        with self.path.open("ab") as file:
-            file.truncate(self._end)  # what stands behind it was not written to its end
+        with files.accessing("write", self.path), self.path.open("ab") as file:
+            file.truncate(self._end)  # drop an incomplete last line
             file.write(line + b"\n")
             file.flush()
             os.fsync(file.fileno())
         self._lines, self._end = self._lines + 1, self._end + len(line) + 1
 
 
-def merged(files: Sequence[Results]) -> list[Result]:
-    """The results of several files; of a sample that stands in two of them, the last.
+def merged(sources: Sequence[Results]) -> list[Result]:
+    """Return the results of several files, sorted; where two have the same sample, that of the later file.
 
     Raises:
-        UsageError: the files were made with different settings, of which a table would not tell.
+        UsageError: the files were made with different settings, which a table could not show.
     """
-    for one, other in pairwise(files):
-        if one.made != other.made:
-            told = _differing(one.made, other.made)
+    for first, other in pairwise(sources):
+        if changed := files.differences(first.settings, other.settings):
             raise UsageError(
-                f"{str(one.path)!r} and {str(other.path)!r} were made with different settings ({told}); report each of them by itself"
+                f"{str(other.path)!r} was made with other settings than {str(first.path)!r} ({changed}); "
+                "report each of them by itself"
             )
-    found = {result.key: result for results in files for result in results}
-    return [found[key] for key in sorted(found)]
-
-
-def _differing(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    names = sorted(name for name in {*made, *wanted} if made.get(name) != wanted.get(name))
-    return "; ".join(f"{name}: {made.get(name)!r} against {wanted.get(name)!r}" for name in names)
+    results = {result.key: result for source in sources for result in source}
+    return [results[key] for key in sorted(results)]

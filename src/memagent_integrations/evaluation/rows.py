@@ -1,6 +1,7 @@
-"""Rows of files, read so that whatever is wrong with one of them is named: file, line and field.
+"""Read rows from files and check their fields; every error names the file, the line and the field.
 
-What goes wrong is a `UsageError`: a file that cannot be read, that is empty, that is not UTF-8, or a line that is no such row.
+All functions raise `UsageError`: for a file that cannot be read, is empty or is not UTF-8, and for a line that is not a
+valid row.
 """
 
 from __future__ import annotations
@@ -10,43 +11,41 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from memagent_integrations import files
 from memagent_integrations.errors import UsageError
-from memagent_integrations.files import reason
 
 Record = TypeVar("Record")
 Row = Mapping[str, Any]
 
 
 def each(path: Path, record: Callable[[Row, str], Record]) -> Iterator[Record]:
-    """The records of a jsonl file, made from each row and its place."""
+    """Yield `record(row, where)` for each row of a jsonl file; `where` names the row in error messages."""
     empty = True
     for number, _, line in lines(path):
         empty = False
-        yield record(row_of(line, where_of(path, number)), where_of(path, number))
+        where = where_of(path, number)
+        yield record(row_of(line, where), where)
     if empty:
         raise UsageError(f"{path} has no rows")
 
 
 def lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """The lines that are not blank: their number from 1, the byte at which they start, and themselves."""
+    """Yield the lines that are not blank: the number, from 1, the offset of the first byte, and the line."""
     start = 0
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, start, line
-                start += len(line)
-    except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
-        raise UsageError(f"cannot read {str(path)!r}: {reason(error)}") from error
+    with files.accessing("read", path), path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, start, line
+            start += len(line)
 
 
 def where_of(path: Path, number: int) -> str:
-    """How an error names a line."""
+    """Return the name of a line for error messages."""
     return f"{path}, line {number}"
 
 
 def decoded(line: bytes, where: str) -> str:
-    """The text of a line."""
+    """Return the text of a line."""
     try:
         return line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -54,14 +53,14 @@ def decoded(line: bytes, where: str) -> str:
 
 
 def row_of(line: bytes, where: str) -> Row:
-    """The row of a line: a JSON object that holds text alone, no halves of characters."""
+    """Parse a line: a JSON object without lone surrogates."""
     try:
         row = json.loads(decoded(line, where))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: this is not JSON ({error})") from error
     if not isinstance(row, dict):
         raise UsageError(f"{where}: a row is a JSON object, not {type(row).__name__}")
-    if b"\\ud" in line.lower():  # no tokenizer takes half a character
+    if b"\\ud" in line.lower():  # no tokenizer accepts half a character
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -70,11 +69,10 @@ def row_of(line: bytes, where: str) -> Row:
 
 
 def text_of(path: Path) -> str:
-    """The text of a whole file."""
+    """Read a whole text file, which must not be empty."""
+    content = files.read_bytes(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"cannot read {str(path)!r}: {reason(error)}") from error
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: this is not UTF-8 text ({error.reason} at byte {error.start})") from error
     if not text.strip():
@@ -83,7 +81,7 @@ def text_of(path: Path) -> str:
 
 
 def string(row: Row, field: str, where: str) -> str:
-    """The text of a field."""
+    """Return a field that holds a text that is not empty."""
     value = row.get(field)
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{where}: the field {field!r} has to be a text that is not empty")
@@ -91,16 +89,16 @@ def string(row: Row, field: str, where: str) -> str:
 
 
 def strings(row: Row, field: str, where: str) -> tuple[str, ...]:
-    """The texts of a field that has one or a list of them."""
+    """Return a field that holds one text or a list of texts, none of them empty."""
     value = row.get(field)
     values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or not values or not all(isinstance(one, str) and one.strip() for one in values):
+    if not isinstance(values, list) or not values or not all(isinstance(text, str) and text.strip() for text in values):
         raise UsageError(f"{where}: the field {field!r} has to be a list of texts, none of them empty")
     return tuple(values)
 
 
-def whole(row: Row, field: str, where: str) -> int:
-    """The whole number of a field."""
+def integer(row: Row, field: str, where: str) -> int:
+    """Return a field that holds a whole number."""
     value = row.get(field)
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{where}: the field {field!r} has to be a whole number")
@@ -108,12 +106,10 @@ def whole(row: Row, field: str, where: str) -> int:
 
 
 def pairs(row: Row, field: str, where: str) -> list[tuple[Any, Any]]:
-    """The pairs of a field."""
+    """Return a field that holds a list of pairs, which is not empty."""
     value = row.get(field)
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(one, list | tuple) and len(one) == 2 for one in value)
-    ):
+    are_pairs = isinstance(value, list) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value)
+    if not value or not are_pairs:
         raise UsageError(f"{where}: the field {field!r} has to be a list of pairs")
-    return value
+    result: list[tuple[Any, Any]] = value
+    return result

@@ -1,4 +1,4 @@
-"""What is asked of a reader: a question, a document of any length, and what a right answer holds."""
+"""The records of a benchmark: a task, its samples, and the facts that answer them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Unit = Literal["tokens", "paragraphs"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A gold fact of a document: a text that stands in it, word for word, and how deep (0.0 its beginning, 1.0 its end).
+    """A gold fact: a text that occurs in the document word for word, and how deep (0.0 its beginning, 1.0 its end).
 
-    `keys` are what of it a memory has to hold to have it: the needle's value, the names that an answer needs.
+    `keys` are the parts that a memory must contain to hold the fact: the needle's value, the names an answer needs.
     """
 
     text: str
@@ -26,11 +26,17 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One question.
+    """One question about one document.
 
-    `answers` are the golds: alternatives, or all of them together, as the task's metric takes them. `document()` gives the text anew, piece by
-    piece: nobody holds it whole. `facts` are what has to be found in it, `oracle` the text of the passages that hold them. `details` say how the
-    document was made (JSON). `metric` is this sample's own, where it comes before the task's.
+    Attributes:
+        id: its name in messages.
+        question: the question.
+        answers: the gold answers: alternatives, or all of them together, depending on the task's metric.
+        document: returns the text anew at every call, piece by piece, so that it is never held as a whole.
+        facts: the facts that answer the question.
+        oracle: the text of the passages that hold them.
+        details: how the document was made, as JSON.
+        metric: the metric of this sample, where it differs from the task's.
     """
 
     id: str
@@ -45,11 +51,16 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A benchmark: how its samples are made and how an answer is scored.
+    """A benchmark: how to make its samples and how to score an answer.
 
-    `metric` is a name in `scoring.METRICS`. `lengths` are measured in `unit`; None: the documents are as long as they are.
-    `make(length, seed, number, count)` gives sample `number`: the same arguments, the same bytes. `count` is the reader's tokenizer. `size` is how
-    many samples there are at most; None: any number.
+    Attributes:
+        name: its name on the command line and in results.
+        metric: a name in `scoring.METRICS`.
+        make: `make(length, seed, number, count)` returns sample `number`. The same arguments give the same bytes.
+            `count` is the reader's tokenizer.
+        unit: the unit of `lengths`; None if the documents have lengths of their own.
+        lengths: the default lengths.
+        size: the largest number of samples; None if there is no limit.
     """
 
     name: str
@@ -60,9 +71,9 @@ class Task:
     size: int | None = None
 
     def score(self, answer: str, sample: Sample) -> float:
-        """How right an answer to one of the samples is, from 0.0 to 1.0."""
+        """Return the score of an answer to one of the samples, from 0.0 to 1.0."""
         return METRICS[sample.metric or self.metric](answer, sample.answers)
 
     def gold(self, sample: Sample) -> str:
-        """An answer that scores 1.0: all of the golds where the metric wants all of them, else the first."""
+        """Return an answer that scores 1.0: all golds where the metric wants all of them, else the first."""
         return ", ".join(sample.answers) if (sample.metric or self.metric) == "string_match_all" else sample.answers[0]

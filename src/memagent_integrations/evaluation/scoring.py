@@ -1,7 +1,7 @@
-r"""How right an answer is: one short function a metric, each with its source, from 0.0 (wrong) to 1.0 (right).
+r"""Metrics: one short function each, which names its source and scores an answer from 0.0 (wrong) to 1.0 (right).
 
-A metric takes the answer and the golds. It raises `UsageError` where there is no gold to compare with; an empty answer is a wrong one. The time it
-takes grows with the length of the answer and no faster.
+A metric takes the answer and the golds. An empty answer is wrong; without a gold to compare with, a metric raises
+`UsageError`. Its run time grows linearly with the length of the answer.
 """
 
 from __future__ import annotations
@@ -23,77 +23,88 @@ _CLOSED = {"yes", "no", "noanswer"}
 
 
 def normalise(text: str) -> str:
-    """The text in small letters, without ASCII punctuation, English articles and superfluous space.
+    """Return the text in lower case, without ASCII punctuation, English articles and superfluous space.
 
-    Source: the evaluation script of SQuAD 1.1 (arXiv:1606.05250), which HotpotQA and LongBench share. It differs where nothing would be left, of the
-    option "A" or the sign "+" for example, and any two such answers would be equal: only the case and the space are then made alike.
+    Source: the evaluation script of SQuAD 1.1 (arXiv:1606.05250), which HotpotQA and LongBench share. One difference:
+    where nothing would be left, of the option "A" or the sign "+" for example, only case and space are normalised,
+    because otherwise all such answers would be equal.
     """
     lower = text.lower()
     return " ".join(_ARTICLES.sub(" ", lower.translate(_NO_PUNCTUATION)).split()) or " ".join(lower.split())
 
 
 def em(answer: str, golds: Sequence[str]) -> float:
-    """1.0 if the answer is one of the golds after `normalise`. Source: SQuAD (arXiv:1606.05250), section 6.1."""
+    """Return 1.0 if the answer equals one of the golds after `normalise`.
+
+    Source: SQuAD (arXiv:1606.05250), section 6.1.
+    """
     return float(normalise(answer) in {normalise(gold) for gold in _checked(golds)})
 
 
 def f1(answer: str, golds: Sequence[str]) -> float:
-    """The best harmonic mean of precision and recall of the words, over the golds, after `normalise`.
+    """Return the harmonic mean of the words' precision and recall after `normalise`, for the best of the golds.
 
-    Source: SQuAD (arXiv:1606.05250), section 6.1; LongBench (arXiv:2308.14508) takes it for question answering.
+    Source: SQuAD (arXiv:1606.05250), section 6.1; LongBench (arXiv:2308.14508) uses it for question answering.
     """
-    said = Counter(normalise(answer).split())
-    return max(_overlap(said, Counter(normalise(gold).split())) for gold in _checked(golds))
+    answer_words = Counter(normalise(answer).split())
+    return max(_overlap(answer_words, Counter(normalise(gold).split())) for gold in _checked(golds))
 
 
 def qa_f1(answer: str, golds: Sequence[str]) -> float:
-    """`f1`, but where the answer or the gold is yes, no or noanswer, only the same word counts.
+    """Return `f1`, but where the answer or the gold is yes, no or noanswer, only an equal answer counts.
 
     Source: HotpotQA (arXiv:1809.09600), hotpot_evaluate_v1.py.
     """
-    said, closed = normalise(answer), {normalise(gold) for gold in _checked(golds)} & _CLOSED
-    if said in _CLOSED:
-        return float(said in closed)
-    others = [gold for gold in golds if normalise(gold) not in closed]
-    return f1(answer, others) if others else 0.0
+    normal, closed_golds = normalise(answer), {normalise(gold) for gold in _checked(golds)} & _CLOSED
+    if normal in _CLOSED:
+        return float(normal in closed_golds)
+    open_golds = [gold for gold in golds if normalise(gold) not in closed_golds]
+    return f1(answer, open_golds) if open_golds else 0.0
 
 
 def sub_em(answer: str, golds: Sequence[str]) -> float:
-    """1.0 if one of the golds stands in the answer, both after `normalise`.
+    """Return 1.0 if the answer contains one of the golds, both after `normalise`.
 
-    Source: substring exact match of HELMET (arXiv:2410.02694); MemAgent's rows of RULER-HQA (arXiv:2507.02259, its ruler_hqa.py) are a sub-EM too.
+    Source: substring exact match of HELMET (arXiv:2410.02694); MemAgent scores RULER-HQA with a sub-EM too
+    (arXiv:2507.02259, its ruler_hqa.py).
     """
-    said = normalise(answer)
-    return float(any(normalise(gold) in said for gold in _checked(golds)))
+    normal = normalise(answer)
+    return float(any(normalise(gold) in normal for gold in _checked(golds)))
 
 
 def string_match_all(answer: str, golds: Sequence[str]) -> float:
-    """The share of the golds that stand in the answer, in any case. Source: RULER (arXiv:2404.06654), string_match_all."""
-    said = answer.lower()
-    return sum(gold.lower() in said for gold in _checked(golds)) / len(golds)
+    """Return the share of the golds that the answer contains, ignoring case.
+
+    Source: RULER (arXiv:2404.06654), string_match_all.
+    """
+    lower = answer.lower()
+    return sum(gold.lower() in lower for gold in _checked(golds)) / len(golds)
 
 
 def string_match_part(answer: str, golds: Sequence[str]) -> float:
-    """1.0 if any of the golds stands in the answer, in any case. Source: RULER (arXiv:2404.06654), string_match_part."""
-    said = answer.lower()
-    return float(any(gold.lower() in said for gold in _checked(golds)))
+    """Return 1.0 if the answer contains any of the golds, ignoring case.
+
+    Source: RULER (arXiv:2404.06654), string_match_part.
+    """
+    lower = answer.lower()
+    return float(any(gold.lower() in lower for gold in _checked(golds)))
 
 
 def boxed_em(answer: str, golds: Sequence[str]) -> float:
-    r"""`em` of what the last \boxed{} of the answer holds; 0.0 without one.
+    r"""Return the `em` of the content of the last \boxed{} of the answer; 0.0 without one.
 
-    It is for the model's reply as it came: prompts whose answer_format is "boxed" have taken the box off `Reading.answer`. Source: the reward of
-    MemAgent (arXiv:2507.02259), the largest over all golds.
+    It is for the model's unprocessed reply: prompts whose answer_format is "boxed" have removed the box from
+    `Reading.answer`. Source: the reward of MemAgent (arXiv:2507.02259), the largest over all golds.
     """
-    box = last_boxed(answer)
+    content = last_boxed(answer)
     _checked(golds)
-    return 0.0 if box is None else em(box, golds)
+    return 0.0 if content is None else em(content, golds)
 
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {metric.__name__: metric for metric in (em, f1, qa_f1, sub_em, string_match_all, string_match_part, boxed_em)}
 )
-"""The metrics by their names."""
+"""The metrics by name."""
 
 
 def _checked(golds: Sequence[str]) -> Sequence[str]:
@@ -104,5 +115,5 @@ def _checked(golds: Sequence[str]) -> Sequence[str]:
     return golds
 
 
-def _overlap(said: Counter[str], wanted: Counter[str]) -> float:
-    return 2 * (said & wanted).total() / (said.total() + wanted.total())
+def _overlap(answer_words: Counter[str], gold_words: Counter[str]) -> float:
+    return 2 * (answer_words & gold_words).total() / (answer_words.total() + gold_words.total())

@@ -1,4 +1,4 @@
-"""The benchmarks, by name."""
+"""Load benchmarks by name."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _FAMILIES: dict[str, Callable[[str, Data], Task]] = {
     name: family.load for family in (needles, chains, counting, paragraphs, babilong, files) for name in family.NAMES
 }
 NAMES = tuple(_FAMILIES)
-"""The tasks that `load` knows, besides those of files."""
+"""The names that `load` accepts, besides files."""
 FILE = files.PREFIX
-"""What the name of a task begins with whose rest is a path: a jsonl file of question, answers and context."""
+"""The prefix of a task name that goes on with the path of a jsonl file of question, answers and context."""
 
 TRAINING = (*paragraphs.TRAINING, *babilong.TRAINING)
-"""Those with questions that no other task asks."""
+"""The tasks for training: no other task asks their questions."""
 
 
 def load(name: str, data: Data) -> Task:
-    """The task of this name, with its data read.
+    """Return the task of this name, after reading its data.
 
     Raises:
-        UsageError: there is no such task, or its data are missing or broken.
+        UsageError: there is no such task, or its data are missing or invalid.
         MissingExtra: a package that the task needs is not installed.
     """
     if name.startswith(FILE):

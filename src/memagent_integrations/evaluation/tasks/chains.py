@@ -1,4 +1,7 @@
-"""RULER's variable tracking (arXiv:2404.06654, NVIDIA/RULER): one chain of four hops from a number to five variables, in the repeated sentence."""
+"""RULER's variable tracking (arXiv:2404.06654, NVIDIA/RULER).
+
+One chain of four hops, from a number to five variables, is hidden in a repeated sentence.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.haystacks import GRASS, Generated, filled, stream
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
-from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, named
+from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, sample_id
 from memagent_integrations.tokens import Counter
 
 NAMES = ("vt",)
@@ -19,26 +22,28 @@ _LETTERS = 5
 
 
 def load(name: str, data: Data) -> Task:
-    """Variable tracking."""
+    """Return the task."""
     return Task(name=name, metric="string_match_all", make=_sample, lengths=RULER_LENGTHS)
 
 
 def _sample(length: int, seed: int, number: int, count: Counter) -> Sample:
-    name = named("vt", length, seed, number)
-    seeded = random.Random(f"vt/{seed}/{number}")
-    variables = coded(f"vt/{seed}/{number}", string.ascii_uppercase, _LETTERS, _HOPS + 1)
-    value = str(seeded.randrange(10_000, 100_000))
+    id = sample_id("vt", length, seed, number)
+    key = f"vt/{seed}/{number}"
+    rng = random.Random(key)
+    variables = random_words(key, string.ascii_uppercase, _LETTERS, _HOPS + 1)
+    value = str(rng.randrange(10_000, 100_000))
     chain = [f"VAR {variables[0]} = {value}", *(f"VAR {after} = VAR {before}" for before, after in pairwise(variables))]
     filler = Generated(lambda index: GRASS)
     units = filled("vt", filler, length, chain, count, least=len(chain))
-    places = sorted(seeded.sample(range(units), len(chain)))
+    places = sorted(rng.sample(range(units), len(chain)))
     facts = [
-        Fact(text=text, depth=filler.depth(units, at), keys=(variable,))
-        for text, at, variable in zip(chain, places, variables, strict=True)
+        Fact(text=text, depth=filler.depth(units, place), keys=(variable,))
+        for text, place, variable in zip(chain, places, variables, strict=True)
     ]
     return Sample(
-        id=name,
-        question=f"Which {len(variables)} variables are assigned the value {value} in the text, directly or through others? Name them all.",
+        id=id,
+        question=f"Which {len(variables)} variables are assigned the value {value} in the text, "
+        "directly or through others? Name them all.",
         answers=tuple(variables),
         document=lambda: stream(filler, units, zip(places, chain, strict=True)),
         facts=tuple(facts),
@@ -47,10 +52,8 @@ def _sample(length: int, seed: int, number: int, count: Counter) -> Sample:
     )
 
 
-def coded(key: str, alphabet: str, letters: int, words: int) -> list[str]:
-    """Different words of random letters."""
-    order = Permutation(len(alphabet) ** letters, key)
-    return [
-        "".join(alphabet[order[n] // len(alphabet) ** place % len(alphabet)] for place in range(letters))
-        for n in range(words)
-    ]
+def random_words(key: str, alphabet: str, letters: int, words: int) -> list[str]:
+    """Return `words` different words of random letters."""
+    base = len(alphabet)
+    order = Permutation(base**letters, key)
+    return ["".join(alphabet[order[n] // base**digit % base] for digit in range(letters)) for n in range(words)]

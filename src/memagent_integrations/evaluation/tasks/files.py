@@ -1,4 +1,7 @@
-"""Documents as they are: LongBench's question answering (arXiv:2308.14508), and any jsonl file of question, answers and context."""
+"""Tasks whose documents have lengths of their own.
+
+LongBench's question answering (arXiv:2308.14508), and any jsonl file of question, answers and context.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ LONGBENCH = {
 }
 NAMES = tuple(LONGBENCH)
 PREFIX = "jsonl:"
-_PIECE = 1 << 16
+_PIECE = 1 << 16  # characters
 
 
 def load(name: str, data: Data) -> Task:
-    """A set of LongBench, or, for "jsonl:PATH", the file.
+    """Return the task of a LongBench set or, for "jsonl:PATH", of a file.
 
     Raises:
-        UsageError: the path is no text, so that no result could be named by it.
+        UsageError: the path is not UTF-8 text, so that results could not name the task.
     """
     if name != name.encode("utf-8", "replace").decode():
         raise UsageError(f"the path of {name!r} is not UTF-8 text; give the file another name")
@@ -48,7 +51,7 @@ def _task(name: str, rows: Sequence[Reference]) -> Task:
         question, answers, facts, metric = row.question, row.answers, row.facts, row.metric
 
         def document() -> Iterator[str]:
-            text = rows[index].context  # read again: a sample does not hold it
+            text = rows[index].context  # read again, so that a sample does not hold it
             yield from (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
 
         return Sample(

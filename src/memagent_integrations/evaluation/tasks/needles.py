@@ -1,6 +1,7 @@
-"""RULER's eight needle tasks: sentences with a key and a value, hidden in text that has nothing to do with them.
+"""RULER's eight needle tasks: sentences with a key and a value, hidden in unrelated text.
 
-Needle sentence, kinds, haystacks and numbers are those of RULER (arXiv:2404.06654, NVIDIA/RULER). `length` is that of the document.
+Needle sentence, kinds, haystacks and numbers are RULER's (arXiv:2404.06654, NVIDIA/RULER). `length` is that of the
+document.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.haystacks import GRASS, Cycled, Filler, Generated, filled, stream
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
-from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, named
+from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, sample_id
 from memagent_integrations.evaluation.tasks.words import Kind, distinct
 from memagent_integrations.tokens import Counter
 
@@ -43,7 +44,7 @@ NAMES = tuple(_VARIANTS)
 
 
 def load(name: str, data: Data) -> Task:
-    """One of the needle tasks."""
+    """Return one of the needle tasks."""
     variant = _VARIANTS[name]
     essays = Cycled(data.essays) if variant.haystack == "essay" else None
 
@@ -56,28 +57,28 @@ def load(name: str, data: Data) -> Task:
 def _sample(
     name: str, variant: _Variant, essays: Filler | None, length: int, seed: int, number: int, count: Counter
 ) -> Sample:
-    place = named(name, length, seed, number)
+    id = sample_id(name, length, seed, number)
     source = f"{name}/{seed}/{number}"  # the same needles at each length
     key, value = distinct(variant.key, f"{source}/keys"), distinct(variant.value, f"{source}/values")
     needles = [(k, k * variant.values + v) for k in range(variant.keys) for v in range(variant.values)]
     random.Random(source).shuffle(needles)
 
-    def sentence(which: tuple[int, int]) -> str:
-        return NEEDLE.format(kind=variant.value, key=key(which[0]), value=value(which[1]))
+    def sentence(k: int, v: int) -> str:
+        return NEEDLE.format(kind=variant.value, key=key(k), value=value(v))
 
     filler = essays or Generated(lambda index: GRASS)
     if variant.haystack == "needle":
-        filler = Generated(lambda index: sentence((variant.keys + index, len(needles) + index)))
-    texts = list(map(sentence, needles))
+        filler = Generated(lambda index: sentence(variant.keys + index, len(needles) + index))
+    texts = [sentence(k, v) for k, v in needles]
     units = filled(name, filler, length, texts, count)
     places = [filler.place(units, depth) for depth in _depths(name, seed, number, len(texts))]
     facts = [
-        Fact(text=text, depth=filler.depth(units, at), keys=(value(v),))
-        for text, at, (k, v) in zip(texts, places, needles, strict=True)
+        Fact(text=text, depth=filler.depth(units, place), keys=(value(v),))
+        for text, place, (k, v) in zip(texts, places, needles, strict=True)
         if k < variant.queries
     ]
     return Sample(
-        id=place,
+        id=id,
         question=_question(variant, [key(k) for k in range(variant.queries)]),
         answers=tuple(value(v) for v in range(variant.queries * variant.values)),
         document=lambda: stream(filler, units, zip(places, texts, strict=True)),
@@ -88,14 +89,14 @@ def _sample(
 
 
 def _depths(name: str, seed: int, number: int, needles: int) -> list[float]:
-    """Some of RULER's 40 depths, in order: samples that follow one another go through all of them."""
+    """Return some of RULER's 40 depths in order. Successive samples go through all of them."""
     depths = [n / (_DEPTHS - 1) for n in range(_DEPTHS)]
     random.Random(f"{name}/{seed}/depths").shuffle(depths)
     return sorted(depths[(number * needles + n) % _DEPTHS] for n in range(needles))
 
 
 def _question(variant: _Variant, keys: list[str]) -> str:
-    asked = ", ".join(keys[:-1]) + ", and " + keys[-1] if len(keys) > 1 else keys[0]
+    joined = ", ".join(keys[:-1]) + ", and " + keys[-1] if len(keys) > 1 else keys[0]
     if variant.queries * variant.values == 1:
-        return f"What is the special magic {variant.value[:-1]} for {asked} that the text mentions?"
-    return f"What are all the special magic {variant.value} for {asked} that the text mentions?"
+        return f"What is the special magic {variant.value[:-1]} for {joined} that the text mentions?"
+    return f"What are all the special magic {variant.value} for {joined} that the text mentions?"

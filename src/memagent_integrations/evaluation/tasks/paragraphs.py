@@ -1,7 +1,8 @@
-"""Questions whose gold paragraphs stand among many others: RULER's qa_1 (SQuAD) and qa_2 (HotpotQA), and MemAgent's RULER-HQA.
+"""Questions whose gold paragraphs stand among many others.
 
-RULER: arXiv:2404.06654. RULER-HQA: arXiv:2507.02259, documents of 50 to 25,600 numbered paragraphs of HotpotQA. The same with the questions of
-training sets is what a reader is trained on; the paper took documents of 200 paragraphs and rewarded the exact answer.
+qa_1 (SQuAD) and qa_2 (HotpotQA) of RULER (arXiv:2404.06654); RULER-HQA of MemAgent (arXiv:2507.02259), documents of 50
+to 25,600 numbered paragraphs of HotpotQA; and the same with the questions of training sets, for training a reader: the
+paper used documents of 200 paragraphs and rewarded the exact answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from memagent_integrations.evaluation.haystacks import too_short
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.published import PARAGRAPHS
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
-from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, named
+from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, sample_id
 from memagent_integrations.tokens import Counter
 
 _QUESTIONS: dict[str, Callable[[Data], Sequence[Question]]] = {
@@ -33,11 +34,11 @@ _QUESTIONS: dict[str, Callable[[Data], Sequence[Question]]] = {
 NAMES = tuple(_QUESTIONS)
 TRAINING = ("hqa_train", "musique_train", "squad_train")
 _TRAINING_LENGTHS = (200,)
-_LOOKED_AT = 256  # paragraphs of which the last one is the one that fits best
+_CANDIDATES = 256  # paragraphs to choose the last one from, by length
 
 
 def load(name: str, data: Data) -> Task:
-    """One of the tasks."""
+    """Return one of the tasks."""
     questions = _QUESTIONS[name](data)
     if name in ("qa_1", "squad_train"):
         shelf = _Shelf(tuple(dict.fromkeys(question.gold[0] for question in questions)))
@@ -46,23 +47,22 @@ def load(name: str, data: Data) -> Task:
 
     def make(length: int, seed: int, number: int, count: Counter) -> Sample:
         check_int(least=0, most=len(questions) - 1, number=number)
-        id = named(name, length, seed, number)
+        id = sample_id(name, length, seed, number)
         question = questions[Permutation(len(questions), f"{name}/{seed}")[number]]
         stack = _Stack(shelf, question, f"{name}/{seed}/{number}")
-        size = stack.least(length) if name in ("ruler_hqa", *TRAINING) else stack.size(name, length, count)
+        size = stack.checked(length) if name in ("ruler_hqa", *TRAINING) else stack.size(name, length, count)
         return stack.sample(id, size)
 
+    number = len(questions)
     if name == "ruler_hqa":
-        return Task(name=name, metric="sub_em", make=make, unit="paragraphs", lengths=PARAGRAPHS, size=len(questions))
+        return Task(name=name, metric="sub_em", make=make, unit="paragraphs", lengths=PARAGRAPHS, size=number)
     if name in TRAINING:
-        return Task(
-            name=name, metric="em", make=make, unit="paragraphs", lengths=_TRAINING_LENGTHS, size=len(questions)
-        )
-    return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(questions))
+        return Task(name=name, metric="em", make=make, unit="paragraphs", lengths=_TRAINING_LENGTHS, size=number)
+    return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=number)
 
 
 class _Shelf:
-    """Paragraphs to choose from, `reserve` when the others are used up, and what each costs in tokens: counted once for each counter."""
+    """Paragraphs to choose from, `reserve` after the others. Each is counted once for each counter."""
 
     def __init__(self, paragraphs: Sequence[Paragraph], reserve: Sequence[Paragraph] = ()) -> None:
         self.paragraphs = (*paragraphs, *reserve)
@@ -70,39 +70,40 @@ class _Shelf:
         self._costs: dict[tuple[Counter, Paragraph], int] = {}
 
     def cost(self, paragraph: Paragraph, count: Counter) -> int:
-        known = self._costs.get((count, paragraph))
-        if known is None:
-            known = self._costs[count, paragraph] = count(_numbered(100, paragraph) + "\n\n")
-        return known
+        """Return the tokens of a paragraph with a number of three digits."""
+        cost = self._costs.get((count, paragraph))
+        if cost is None:
+            cost = self._costs[count, paragraph] = count(_numbered(100, paragraph) + "\n\n")
+        return cost
 
 
 class _Stack:
-    """The paragraphs of one question: the gold ones, and the others in the order in which they are taken, again and again."""
+    """The paragraphs for one question in the order in which documents use them; after the last, the others repeat."""
 
     def __init__(self, shelf: _Shelf, question: Question, key: str) -> None:
         self._shelf, self._question, self._key = shelf, question, key
-        own = {_name(paragraph) for paragraph in (*question.gold, *question.near)}
-        seeded, self._far = random.Random(f"{key}/others"), array("L")
+        used = {_name(paragraph) for paragraph in (*question.gold, *question.near)}
+        rng, self._far = random.Random(f"{key}/others"), array("L")
         for part in shelf.parts:
-            free = array("L", (n for n in part if _name(shelf.paragraphs[n]) not in own))
-            seeded.shuffle(free)
-            self._far.extend(free)
+            unused = array("L", (n for n in part if _name(shelf.paragraphs[n]) not in used))
+            rng.shuffle(unused)
+            self._far.extend(unused)
         self.others = len(question.near) + len(self._far)
         self._last: int | None = None
 
     def paragraph(self, index: int) -> Paragraph:
-        """The gold ones, then the near ones, then those of the shelf, and the near ones again."""
+        """Return a paragraph: first the gold ones, then the near ones, the shelf's, and the near ones again."""
         gold, near = self._question.gold, self._question.near
         if index < len(gold):
             return gold[index]
         other = (index - len(gold)) % self.others
         return near[other] if other < len(near) else self._shelf.paragraphs[self._far[other - len(near)]]
 
-    def least(self, paragraphs: int) -> int:
-        """The number of paragraphs, if there can be so many.
+    def checked(self, paragraphs: int) -> int:
+        """Return the number of paragraphs, after checking that a document can have so many.
 
         Raises:
-            UsageError: the gold ones are more, or there are no others.
+            UsageError: the gold ones are more, or there are no others to add.
         """
         gold = len(self._question.gold)
         if paragraphs < gold:
@@ -112,7 +113,7 @@ class _Stack:
         return paragraphs
 
     def size(self, name: str, tokens: int, count: Counter) -> int:
-        """How many paragraphs come to so many tokens; the last of them is chosen to fit."""
+        """Return how many paragraphs make so many tokens. The last one is chosen to fit."""
         headers = [count(f"Document {10**digits}:\n") - count("Document 100:\n") for digits in range(10)]
 
         def cost(index: int) -> int:
@@ -122,12 +123,12 @@ class _Stack:
         size, spent = gold, sum(map(cost, range(gold)))
         if spent > tokens:
             raise too_short(name, tokens, spent)
-        self.least(gold + 1)
-        while spent + (next_one := cost(size) + headers[len(str(size + 1)) - 1]) <= tokens:
-            spent, size = spent + next_one, size + 1
+        self.checked(gold + 1)
+        while spent + (next_cost := cost(size) + headers[len(str(size + 1)) - 1]) <= tokens:
+            spent, size = spent + next_cost, size + 1
         rest = tokens - spent
         unused = max(gold + self.others - size, 0) or self.others
-        misses = [(abs(rest - cost(size + n)), size + n) for n in range(min(_LOOKED_AT, unused))]
+        misses = [(abs(rest - cost(size + n)), size + n) for n in range(min(_CANDIDATES, unused))]
         miss, best = min(misses)
         if miss >= rest:
             return size
@@ -135,7 +136,7 @@ class _Stack:
         return size + 1
 
     def sample(self, id: str, size: int) -> Sample:
-        """The sample with a document of `size` paragraphs."""
+        """Return the sample whose document has `size` paragraphs."""
         question = self._question
         order = array("L", range(size))
         random.Random(f"{self._key}/{size}").shuffle(order)
@@ -153,7 +154,7 @@ class _Stack:
             id=id,
             question=question.question,
             answers=question.answers,
-            document=lambda: _joined(self._texts(order)),
+            document=lambda: _batched(self._texts(order)),
             facts=tuple(sorted(facts, key=lambda fact: fact.depth)),
             oracle="\n\n".join(fact.text for fact in facts),
             details={
@@ -170,8 +171,8 @@ class _Stack:
             yield _numbered(number, paragraph) + ("\n\n" if number < len(order) else "")
 
 
-def _joined(texts: Iterator[str], at_once: int = 32) -> Iterator[str]:
-    while batch := list(islice(texts, at_once)):
+def _batched(texts: Iterator[str], size: int = 32) -> Iterator[str]:
+    while batch := list(islice(texts, size)):
         yield "".join(batch)
 
 
@@ -188,11 +189,11 @@ def _name(paragraph: Paragraph) -> str:
 
 
 def _keys(paragraph: Paragraph, question: Question) -> tuple[str, ...]:
-    """The answer where the paragraph says it, else what the paragraph is about: so it is where the answer is yes or no, which any text says."""
-    said = [
-        answer
-        for answer in question.answers
-        if answer.lower() not in ("yes", "no") and holds(paragraph.text, (answer,))
-    ]
-    about = [paragraph.title.partition(" (")[0]] if paragraph.title else question.answers  # SQuAD's have none
-    return (min(said or about, key=len),)
+    """Return the answer if the paragraph contains it, else the paragraph's subject.
+
+    Answers of yes and no do not count: any text may contain them.
+    """
+    answers = [answer for answer in question.answers if answer.lower() not in ("yes", "no")]
+    contained = [answer for answer in answers if holds(paragraph.text, (answer,))]
+    subject = [paragraph.title.partition(" (")[0]] if paragraph.title else question.answers  # SQuAD has no titles
+    return (min(contained or subject, key=len),)

@@ -1,4 +1,4 @@
-"""What the tasks have in common."""
+"""Lengths and ids that the tasks share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from memagent_integrations.checks import check_int
 RULER_LENGTHS = (8_192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288)
 
 
-def named(name: str, length: int, seed: int, number: int) -> str:
-    """The id of a sample.
+def sample_id(name: str, length: int, seed: int, number: int) -> str:
+    """Return the id of a sample.
 
     Raises:
-        UsageError: one of the numbers is no such number.
+        UsageError: a number is not a whole number, or too small.
     """
     check_int(length=length)
     check_int(least=0, seed=seed, number=number)

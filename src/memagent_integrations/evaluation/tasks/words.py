@@ -1,4 +1,4 @@
-"""The random words, numbers and uuids of RULER's needles (arXiv:2404.06654, NVIDIA/RULER), each by its number and none of them twice."""
+"""The random words, numbers and uuids of RULER's needles (arXiv:2404.06654, NVIDIA/RULER), without repetition."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ Kind = Literal["words", "numbers", "uuids"]
 
 
 def distinct(kind: Kind, key: str) -> Callable[[int], str]:
-    """A function from 0, 1, 2, ... to things of a kind: adjective-noun, seven digits, or uuid. They begin anew after the last that there is.
+    """Return a function from 0, 1, 2, ... to adjective-noun pairs, seven-digit numbers, or uuids.
+
+    After the last pair or number it starts again from the first.
 
     Raises:
-        MissingExtra: words are asked for, and there is no list of them.
+        MissingExtra: words are asked for, and the package with the list of words is not installed.
     """
     if kind == "uuids":
-        return lambda index: str(
-            UUID(bytes=hashlib.blake2b(f"{key}/{index}".encode(), digest_size=16).digest(), version=4)
-        )
+
+        def uuid(index: int) -> str:
+            digest = hashlib.blake2b(f"{key}/{index}".encode(), digest_size=16).digest()
+            return str(UUID(bytes=digest, version=4))
+
+        return uuid
     if kind == "numbers":
         numbers = Permutation(9_000_000, key)
         return lambda index: str(1_000_000 + numbers[index % len(numbers)])
@@ -32,7 +37,7 @@ def distinct(kind: Kind, key: str) -> Callable[[int], str]:
 
 
 def pairs(key: str) -> Callable[[int], str]:
-    """A function from 0, 1, 2, ... to words made of an adjective and a noun."""
+    """Return a function from 0, 1, 2, ... to words made of an adjective and a noun."""
     adjectives, nouns = lists("adjective"), lists("noun")
     order = Permutation(len(adjectives) * len(nouns), key)
 
@@ -44,7 +49,7 @@ def pairs(key: str) -> Callable[[int], str]:
 
 
 def singles(key: str) -> Callable[[int], str]:
-    """A function from 0, 1, 2, ... to words: nouns, adjectives and verbs, and where they end, pairs of an adjective and a noun."""
+    """Return a function from 0, 1, 2, ... to nouns, adjectives and verbs, followed by adjective-noun pairs."""
     words = sorted({*lists("noun"), *lists("adjective"), *lists("verb")})
     random.Random(key).shuffle(words)
     pair = pairs(key)
@@ -53,7 +58,7 @@ def singles(key: str) -> Callable[[int], str]:
 
 @cache
 def lists(category: str) -> tuple[str, ...]:
-    """The nouns, adjectives or verbs that there are, without those that have a hyphen: a pair of words could be another pair."""
+    """Return all nouns, adjectives or verbs without a hyphen, so that every pair of words can be told apart."""
     try:
         from wonderwords import RandomWord
     except ImportError as error:

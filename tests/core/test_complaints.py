@@ -227,7 +227,7 @@ class PlainLLM(CustomLLM):
 
 @contextmanager
 def server_of(door: Door, script: Script) -> Iterator[Any]:
-    """A model that each process has anew: an endpoint for LangChain's ChatOpenAI, an LLM of LlamaIndex."""
+    """Yield a model with a fixed identity: an endpoint for LangChain's ChatOpenAI, an LLM of LlamaIndex."""
     if door is LlamaIndex:
         yield PlainLLM(script)
         return

@@ -140,7 +140,7 @@ async def test_a_workflow_of_agents_streams_while_the_engine_reads() -> None:
 
 
 async def test_an_agent_with_the_memory_block() -> None:
-    """What an agent was told long ago comes back in its prompt, out of the overwrite memory."""
+    """What a user said long ago is in the prompt again, from the overwrite memory."""
 
     def remember(prompt: Prompt) -> str:
         return "The user is Ann." if "Ann" in prompt.messages[0].content else "nothing"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from memagent_integrations import BackendError, Budgets, Reader, Reading, ScriptedBackend, UsageError
-from memagent_integrations.evaluation.diagnostics import Survival, Trace, cause, survival, traces
+from memagent_integrations.evaluation.diagnostics import FactTrace, Survival, cause, survival, traces
 from memagent_integrations.evaluation.samples import Fact, Sample
 from memagent_integrations.records import Prompt, Reply, Span, Step
 
@@ -64,7 +64,7 @@ def reading(
     )
 
 
-def five(*memories: str, answer: str | None = "7391") -> tuple[Trace, ...]:
+def five(*memories: str, answer: str | None = "7391") -> tuple[FactTrace, ...]:
     """The traces of RED, which the second of five chunks of 20 characters holds, where the memories are these."""
     return traces(
         reading([(n * 20, n * 20 + 20) for n in range(len(memories))], memories, answer),
@@ -78,14 +78,8 @@ def test_the_way_of_a_fact() -> None:
     assert trace.held == (True, True, False, False)
     assert (trace.in_memory, trace.answered) == (False, True)
     (trace,) = five("-", "-", "7391", "-", "7391", answer="none")  # noted late, lost, found again
-    assert (trace.read_at, trace.noted_at, trace.lost_at, trace.kept, trace.in_memory, trace.answered) == (
-        1,
-        2,
-        None,
-        None,
-        True,
-        False,
-    )
+    assert (trace.read_at, trace.noted_at, trace.lost_at, trace.kept) == (1, 2, None, None)
+    assert (trace.in_memory, trace.answered) == (True, False)
     (trace,) = five("-", "-", "7391", "-", "-")
     assert (trace.noted_at, trace.lost_at, trace.kept) == (2, 3, 2)
     (trace,) = five("7391", "-", "-", "-", "-")  # guessed before it was read
@@ -105,12 +99,9 @@ def test_keys_are_whole_words_in_any_case_and_space() -> None:
     ]:
         (trace,) = traces(reading([(0, 30)], [memory]), sample([fact.text], fact))
         assert trace.held == (held,), memory
-    assert traces(
-        reading([(0, 9)], ["在 2044年 bought"]), sample(["in 2044"], Fact(text="in 2044", depth=0, keys=("2044",)))
-    )[0].in_memory
-    assert traces(reading([(0, 9)], ["in  2044."]), sample(["in 2044"], Fact(text="in 2044", depth=0)))[
-        0
-    ].in_memory  # without keys, its text
+    with_key, without = Fact(text="in 2044", depth=0, keys=("2044",)), Fact(text="in 2044", depth=0)
+    assert traces(reading([(0, 9)], ["在 2044年 bought"]), sample(["in 2044"], with_key))[0].in_memory
+    assert traces(reading([(0, 9)], ["in  2044."]), sample(["in 2044"], without))[0].in_memory  # its text is the key
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 19, 20, 21, 50, 10_000])
@@ -124,9 +115,8 @@ def test_a_fact_is_found_in_any_pieces_at_its_depth(size: int) -> None:
 
 def test_the_step_that_read_a_fact() -> None:
     def read_at(*spans: tuple[int, int]) -> int | None:
-        (trace,) = traces(
-            reading(spans, ["-"] * len(spans), first=5), sample(["." * 40, RED.text, "." * 40], RED)
-        )  # characters 40 to 60
+        at_40_to_60 = sample(["." * 40, RED.text, "." * 40], RED)
+        (trace,) = traces(reading(spans, ["-"] * len(spans), first=5), at_40_to_60)
         return trace.read_at
 
     assert read_at((0, 40), (40, 60), (60, 100)) == 6
@@ -205,18 +195,17 @@ def test_with_a_reader_that_reads() -> None:
         section = text.partition("<section>")[2].partition("</section>")[0]
         if not section:
             return "2044"
-        return (
-            "the red one: 7391"
-            if "7391" in section
-            else "blue: 2044"
-            if "2044" in section
-            else text.partition("<memory>\n")[2].partition("\n<")[0]
-        )
+        if "7391" in section:
+            return "the red one: 7391"
+        if "2044" in section:
+            return "blue: 2044"
+        return text.partition("<memory>\n")[2].partition("\n<")[0]
 
     read = Reader(ScriptedBackend(script), chunk_tokens=60, memory_tokens=50).read(asked.question, asked.document())
     red, blue = traces(read, asked)
     whole = "".join(parts)
-    for trace, step in ((red, read.steps[red.read_at]), (blue, read.steps[blue.read_at])):
+    for trace in (red, blue):
+        step = read.steps[trace.read_at]
         assert trace.fact.text in whole[step.span.start : step.span.end]
         assert trace.noted_at == trace.read_at
     assert red.lost_at == blue.read_at
@@ -235,9 +224,8 @@ def test_a_long_document_is_searched_piece_by_piece() -> None:
             if n == 1000:
                 yield RED.text
 
-    asked = Sample(
-        id="s", question="q", answers=("7391",), document=document, facts=(Fact(text=RED.text, depth=0.5),) * 8
-    )
+    facts = (Fact(text=RED.text, depth=0.5),) * 8
+    asked = Sample(id="s", question="q", answers=("7391",), document=document, facts=facts)
     found = traces(reading([], []), asked)
     assert made == 2000  # once, for all facts
     assert len({trace.start for trace in found}) == 1

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -37,7 +38,7 @@ def between(text: str, tag: str) -> str:
 
 
 def solve(text: str) -> str:
-    """What a perfect note-taker replies to a prompt of ours about RULER's needles, variables or words."""
+    """What a perfect note-taker replies to one of our prompts about RULER's needles, variables or words."""
     question, memory, section = (between(text, tag) for tag in ("question", "memory", "section"))
     memory = "" if memory.startswith("(empty") else memory
     return note(question, memory, section) if section else answer(question, memory)
@@ -79,10 +80,11 @@ def request(prompt: str, **settings: Any) -> Instance:
     return Instance("generate_until", settings.pop("doc", {}), (prompt, settings), 0)
 
 
-def said(text: str, prompt: str = "A long text.\n\nWhat?", **settings: Any) -> str:
+def passed_on(text: str, prompt: str = "A long text.\n\nWhat?", **settings: Any) -> str:
     """What the model gives lm_eval where the reader answers `text`."""
-    (given,) = MemAgentLM(scripted(lambda _: text)).generate_until([request(prompt, **settings)], disable_tqdm=True)
-    return given
+    model = MemAgentLM(scripted(lambda _: text))
+    (answer,) = model.generate_until([request(prompt, **settings)], disable_tqdm=True)
+    return answer
 
 
 @pytest.fixture(scope="module")
@@ -90,16 +92,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tokenizer as `AutoTokenizer.from_pretrained` wants it, of words and runs of signs."""
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
     folder = str(tmp_path_factory.mktemp("tokenizer"))
-    PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def ruler() -> Iterator[Path]:
-    """The folder of RULER's tasks in lm_eval. They find nltk's file where llama-index-core has it, and need no network."""
+    """The folder of RULER's tasks in lm_eval. They find nltk's file in llama-index-core, and need no network."""
     patch = pytest.MonkeyPatch()
     for name, value in OFFLINE.items():
         patch.setenv(name, value)
@@ -109,14 +111,12 @@ def ruler() -> Iterator[Path]:
     patch.setenv("NLTK_DATA", str(Path(llama_index.core.__file__).parent / "_static" / "nltk_cache"))
     import wonderwords
 
-    class Fewer(
-        wonderwords.RandomWord
-    ):  # RULER sorts the six million pairs of all words when it is imported: 15 seconds
+    class FewWords(wonderwords.RandomWord):  # at import RULER sorts all six million pairs of words: 15 seconds
         def __init__(self) -> None:
             super().__init__()
             self._categories = {name: words[:400] for name, words in self._categories.items()}
 
-    patch.setattr(wonderwords, "RandomWord", Fewer)
+    patch.setattr(wonderwords, "RandomWord", FewWords)
     import lm_eval.tasks.ruler.prepare_niah
 
     yield Path(lm_eval.__file__).parent / "tasks" / "ruler"
@@ -145,7 +145,7 @@ def generated(ruler: Path, tokenizer: str) -> dict[str, list[dict[str, Any]]]:
         )
 
     example = vt_utils.sys_vartrack_w_noise_random(count, 1, 500, 5)[0]
-    made = {
+    samples = {
         "niah_single_1": needles("repeat", "words", "numbers"),
         "niah_multikey_2": needles("needle", "words", "numbers"),
         "niah_multikey_3": needles("needle", "uuids", "uuids"),
@@ -162,27 +162,19 @@ def generated(ruler: Path, tokenizer: str) -> dict[str, list[dict[str, Any]]]:
     }
     if (essays := DATA / "paul_graham").is_dir():
         words = "".join(path.read_text(encoding="utf-8") for path in sorted(essays.glob("*.txt")))[:60_000].split()
-        made |= {
+        samples |= {
             "niah_single_2": needles("essay", "words", "numbers", words),
             "niah_single_3": needles("essay", "words", "uuids", words),
             "niah_multikey_1": needles("essay", "words", "numbers", words, num_needle_k=4),
             "niah_multivalue": needles("essay", "words", "numbers", words, num_needle_v=4),
             "niah_multiquery": needles("essay", "words", "numbers", words, num_needle_q=4),
         }
-    return made
+    return samples
 
 
 ESSAYS = ["niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery"]
-TASKS = [
-    "niah_single_1",
-    "niah_multikey_2",
-    "niah_multikey_3",
-    "ruler_vt",
-    "ruler_cwe",
-    "ruler_fwe",
-    "ruler_qa",
-    *ESSAYS,
-]
+GENERATED = ["niah_single_1", "niah_multikey_2", "niah_multikey_3", "ruler_vt", "ruler_cwe", "ruler_fwe", "ruler_qa"]
+TASKS = [*GENERATED, *ESSAYS]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -190,9 +182,8 @@ def test_each_ruler_prompt_is_split_exactly(task: str, generated: dict[str, list
     if task not in generated:
         pytest.skip("the essays of shared/data are not here")
     for doc in generated[task]:
-        prompt = (
-            doc["input"] + ("\n\n" if task == "ruler_cwe" else " ") + doc["gen_prefix"]
-        )  # target_delimiter of the task's YAML
+        delimiter = "\n\n" if task == "ruler_cwe" else " "  # target_delimiter of the task's YAML
+        prompt = doc["input"] + delimiter + doc["gen_prefix"]
         parts = split(prompt, doc)
         assert parts.prompt == prompt
         assert parts.prefix.strip() == doc["gen_prefix"]
@@ -208,15 +199,15 @@ def test_what_a_reader_is_asked_and_what_it_reads(generated: dict[str, list[dict
     doc = generated["niah_single_1"][0]
     key = re.search(r"for (\S+) mentioned", doc["gen_prefix"])[1]
     parts = split(f"{doc['input']} {doc['gen_prefix']}")
-    assert (
-        parts.document.splitlines().count(f"One of the special magic numbers for {key} is: {doc['outputs'][0]}.") == 1
-    )
+    needle = f"One of the special magic numbers for {key} is: {doc['outputs'][0]}."
+    assert parts.document.splitlines().count(needle) == 1
     assert set(parts.document.splitlines()) == {
-        f"One of the special magic numbers for {key} is: {doc['outputs'][0]}.",
+        needle,
         "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.",
     }
     assert parts.asked == (
-        "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the number afterwards.\n\n"
+        "A special magic number is hidden within the following text. Make sure to memorize it. "
+        "I will quiz you about the number afterwards.\n\n"
         f"What is the special magic number for {key} mentioned in the provided text? "
         f"The special magic number for {key} mentioned in the provided text is"
     )
@@ -245,16 +236,18 @@ def test_prompts_of_other_tasks() -> None:
     )
     assert split("One.\n\nWhat of it?\nAnswer:").asked == "What of it?\nAnswer:"
     assert split("One.\n\nWhat of it?", {"context": "", "input": 3}).document == "One."
-    assert (
-        split("One.\n\nWhat of it?", {"input": "One.\n\nWhat of it?"}).document == "One."
-    )  # a field that is the whole prompt tells nothing
+    # a field that is the whole prompt tells nothing
+    assert split("One.\n\nWhat of it?", {"input": "One.\n\nWhat of it?"}).document == "One."
     for bare in ("What is 2 + 2?", "\n\nWhat?\nAnswer:", "", "  \n\n "):
         with pytest.raises(UsageError, match="no document"):
             split(bare)
 
 
 def test_a_split_takes_time_by_the_length_alone() -> None:
-    head = "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the number afterwards.\n"
+    head = (
+        "A special magic number is hidden within the following text. Make sure to memorize it. "
+        "I will quiz you about the number afterwards.\n"
+    )
     tail = "\nWhat is the special magic number for a-b mentioned in the provided text?"
     for body in (
         head * 8000,
@@ -272,20 +265,19 @@ def test_an_answer_goes_on_from_the_prefix() -> None:
     assert parts.continued(" answer: the  words are: x y") == "x y"
     assert parts.continued("x y. Answer: The words are:") == "x y. Answer: The words are:"
     assert SplitPrompt(before="", document="d", question="q", prefix="").continued(" x") == " x"
-    assert (
-        said("The special magic number for a mentioned in the provided text is 7.", "Text.\n\nWhat?\nAnswer:") != "7."
-    )
-    assert said("Answer: 7.", "Text.\n\nWhat?\nAnswer:") == "7."
+    other = "The special magic number for a mentioned in the provided text is 7."
+    assert passed_on(other, "Text.\n\nWhat?\nAnswer:") != "7."
+    assert passed_on("Answer: 7.", "Text.\n\nWhat?\nAnswer:") == "7."
 
 
 def test_an_answer_ends_where_the_task_says() -> None:
-    assert said("one two. three") == "one two. three"
-    assert said("one two. three", until=["\n", ".", "t"]) == "one "
-    assert said("one two. three", until="thr") == "one two. "
-    assert said("one two. three", until=["", "x"]) == "one two. three"
-    assert said("one two three", max_gen_toks=2) == "one two"
-    assert said("one two three", max_new_tokens=1, until=[]) == "one"
-    assert said("a " * 300) == "a" + " a" * 255  # lm_eval's own default of 256 tokens
+    assert passed_on("one two. three") == "one two. three"
+    assert passed_on("one two. three", until=["\n", ".", "t"]) == "one "
+    assert passed_on("one two. three", until="thr") == "one two. "
+    assert passed_on("one two. three", until=["", "x"]) == "one two. three"
+    assert passed_on("one two three", max_gen_toks=2) == "one two"
+    assert passed_on("one two three", max_new_tokens=1, until=[]) == "one"
+    assert passed_on("a " * 300) == "a" + " a" * 255  # lm_eval's own default of 256 tokens
 
 
 def test_what_a_reading_cannot_do_is_refused() -> None:
@@ -302,21 +294,20 @@ def test_what_a_reading_cannot_do_is_refused() -> None:
     assert model.chat_template() == ""
     for sampling in ({"do_sample": True}, {"temperature": 0.7}):
         with pytest.raises(UsageError, match="do_sample=False"):
-            said("x", **sampling)
-    assert said("x", do_sample=False, temperature=1.0) == "x"  # greedy, says lm_eval
+            passed_on("x", **sampling)
+    assert passed_on("x", do_sample=False, temperature=1.0) == "x"  # greedy, says lm_eval
     with pytest.raises(UsageError, match="no document"):
-        said("x", "What is 2 + 2?")
+        passed_on("x", "What is 2 + 2?")
 
 
 def test_settings_reach_the_reader(tmp_path: Path) -> None:
-    made = get_model("memagent").create_from_arg_string(
-        f"model=openai:m,base_url=http://127.0.0.1:1/v1,tokenizer=approximate,chunk_tokens=300,journal={tmp_path / 'j.db'}",
-        {"batch_size": 1},
-    )
-    assert isinstance(made, MemAgentLM)
-    with made.reader as reader:
+    arguments = "model=openai:m,base_url=http://127.0.0.1:1/v1,tokenizer=approximate,chunk_tokens=300"
+    journal = tmp_path / "j.db"
+    model = get_model("memagent").create_from_arg_string(f"{arguments},journal={journal}", {"batch_size": 1})
+    assert isinstance(model, MemAgentLM)
+    with model.reader as reader:
         assert (reader.budgets.chunk_tokens, reader.backend.name, reader.journal.path.name) == (300, "openai:m", "j.db")
-    assert made.get_model_info()["memagent"] == {
+    assert model.get_model_info()["memagent"] == {
         "model": "openai:m",
         "prompts": "section-first",
         "chunk_tokens": 300,
@@ -378,18 +369,33 @@ def test_simple_evaluate_runs_three_ruler_tasks(ruler: Path, tokenizer: str) -> 
     assert done["config"]["memagent"]["model"] == "scripted"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def ruler_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with lm_eval and no tasks but RULER's: its command reads the 13,000 files of all its tasks first."""
+    import lm_eval
+
+    source, folder = Path(lm_eval.__file__).parent, tmp_path_factory.mktemp("packages")
+    tasks = [path.name for path in (source / "tasks").iterdir() if path.is_dir() and path.name != "ruler"]
+
+    def others(path: str, names: list[str]) -> list[str]:
+        return tasks if Path(path) == source / "tasks" else []
+
+    shutil.copytree(source, folder / "lm_eval", ignore=others)
+    return folder
+
+
+def run(packages: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "memagent_integrations.evaluation.lm_eval", "--model", "memagent", *arguments]
-    environment = os.environ | OFFLINE | {"OPENAI_API_KEY": "none"}
+    environment = os.environ | OFFLINE | {"OPENAI_API_KEY": "none", "PYTHONPATH": str(packages)}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-def test_the_command_line_runs_a_ruler_task(tokenizer: str, tmp_path: Path) -> None:
+def test_the_command_line_runs_a_ruler_task(tokenizer: str, tmp_path: Path, ruler_alone: Path) -> None:
     with Loopback(chat(solve, window=32_768)) as server:
-        sizes = ",".join(
-            f"{name}={value}" for name, value in (SIZES | {"window": 32_768, "memory_tokens": 4000}).items()
-        )
+        settings = SIZES | {"window": 32_768, "memory_tokens": 4000}
+        sizes = ",".join(f"{name}={value}" for name, value in settings.items())
         done = run(
+            ruler_alone,
             *("--model_args", f"model=openai:m,base_url={server.url}/v1,tokenizer=approximate,{sizes}"),
             *("--tasks", "ruler_vt", "--limit", "2", "--output_path", str(tmp_path / "out.json")),
             *("--metadata", json.dumps({"tokenizer": tokenizer, "max_seq_lengths": [4096]})),

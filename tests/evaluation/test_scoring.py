@@ -130,9 +130,8 @@ def test_hotpotqa_scores_as_its_own_script_does() -> None:
     """The evaluation script of HotpotQA comes with llama-index-core; it scores one gold."""
     theirs = pytest.importorskip("llama_index.core.evaluation.benchmarks.hotpotqa")
     for answer, golds in pairs():
-        if all(
-            theirs.normalize_answer(text) for text in (answer, *golds)
-        ):  # where it leaves nothing of a text, ours differs on purpose
+        # where it leaves nothing of a text, ours differs on purpose
+        if all(theirs.normalize_answer(text) for text in (answer, *golds)):
             assert em(answer, golds) == max(theirs.exact_match_score(answer, gold) for gold in golds)
             assert qa_f1(answer, golds) == pytest.approx(max(theirs.f1_score(answer, gold)[0] for gold in golds))
             if not {"yes", "no", "noanswer"} & {normalise(text) for text in (answer, *golds)}:
@@ -146,26 +145,27 @@ def test_ruler_scores_as_lm_eval_does() -> None:
         part = theirs.string_match_part([answer], [golds])
         if len(golds) == 1:
             assert string_match_part(answer, golds) == part
-        assert string_match_part(answer, golds) == float(
-            part > 0
-        )  # of several golds, it gives their share, where RULER gives 1
+        # of several golds, it gives their share, where RULER gives 1
+        assert string_match_part(answer, golds) == float(part > 0)
 
 
 def test_em_agrees_with_lm_eval_where_there_are_no_articles() -> None:
     theirs = pytest.importorskip("lm_eval.api.metrics").exact_match_hf_evaluate
     for answer, golds in pairs():
-        said, wanted = (
+        plain, gold = (
             " ".join(word for word in text.split() if word not in ("the", "a", "an")) or "x"
             for text in (answer.lower(), golds[0].lower())
         )
-        assert em(said, [wanted]) == theirs([said], [wanted], ignore_case=True, ignore_punctuation=True)["exact_match"]
+        assert em(plain, [gold]) == theirs([plain], [gold], ignore_case=True, ignore_punctuation=True)["exact_match"]
 
 
 def test_scoring_is_light() -> None:
     """A trainer takes its reward from here."""
     script = (
-        "import sys\nfor name in ('scipy', 'numpy', 'torch', 'lm_eval', 'datasets', 'matplotlib'): sys.modules[name] = None\n"
-        "from memagent_integrations.evaluation import diagnostics, parts, scoring\nprint(scoring.em('a', ['a']))"
+        "import sys\n"
+        "for name in ('scipy', 'numpy', 'torch', 'lm_eval', 'datasets', 'matplotlib'): sys.modules[name] = None\n"
+        "from memagent_integrations.evaluation import diagnostics, prompt_split, scoring\n"
+        "print(scoring.em('a', ['a']))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("1.0\n", 0), done.stderr
@@ -175,9 +175,8 @@ def test_a_mean_and_its_interval() -> None:
     stats = pytest.importorskip("scipy.stats")
     from memagent_integrations.evaluation.statistics import Score, score
 
-    known = score(
-        [1, 0, 1, 1]
-    )  # Wilson's interval of 3 of 4, worked out: (0.75 + 0.4802) / 1.9604 -+ 1.96 / 1.9604 * sqrt(0.1875 / 4 + 0.0600)
+    # Wilson's interval of 3 of 4: (0.75 + 0.4802) / 1.9604 -+ 1.96 / 1.9604 * sqrt(0.1875 / 4 + 0.0600)
+    known = score([1, 0, 1, 1])
     assert (known.mean, known.n, known.stderr) == (0.75, 4, pytest.approx(0.25))
     assert (known.low, known.high) == (pytest.approx(0.3006, abs=1e-4), pytest.approx(0.9544, abs=1e-4))
     for right, n in ((0, 1), (1, 1), (0, 16), (16, 16), (3, 7), (127, 128), (250, 500)):
@@ -217,9 +216,8 @@ def test_two_readers_are_compared_on_the_same_samples() -> None:
     from memagent_integrations.evaluation.statistics import Comparison, compare
 
     first, second = [1] * 8 + [0] * 3 + [1] * 20, [0] * 8 + [1] * 3 + [1] * 20
-    known = compare(
-        first, second
-    )  # McNemar's exact test: of 11 that differ 3 or fewer on one side, 2 * (1 + 11 + 55 + 165) / 2048
+    # McNemar's exact test: of 11 that differ 3 or fewer on one side, 2 * (1 + 11 + 55 + 165) / 2048
+    known = compare(first, second)
     assert known == Comparison(n=31, difference=pytest.approx(5 / 31), better=8, worse=3, p=pytest.approx(464 / 2048))
     assert compare(second, first).p == pytest.approx(known.p)
     assert compare([1] * 100, [0] * 100).p == pytest.approx(2 / 2**100)

@@ -1,8 +1,7 @@
-"""What the benchmarks' generators promise: length, depth, needles that stand there once, the same bytes for the same seed."""
+"""What the benchmarks' generators promise: length, depth, each needle once, the same bytes for the same seed."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -21,46 +20,19 @@ from typing import Any
 
 import pytest
 from helpers.data import DATA
+from helpers.samples import BOOKS, ESSAYS, WITHOUT_DATA, count, digests, local, make, text
 
-from memagent_integrations.backends.scripted import ScriptedBackend
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.evaluation import data as sets
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.haystacks import GRASS, Corpus, Cycled, stream
 from memagent_integrations.evaluation.permutation import Permutation
-from memagent_integrations.evaluation.samples import Sample
 from memagent_integrations.evaluation.tasks import NAMES, load, words
 from memagent_integrations.tokens import load_counter
 
-MADE = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")  # of no data
-ESSAYS = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery")
-BOOKS = tuple(f"babilong_qa{task}" for task in range(1, 6))
-MEASURED = (*MADE, *ESSAYS, *BOOKS, "qa_1", "qa_2")  # in tokens
+MEASURED = (*WITHOUT_DATA, *ESSAYS, *BOOKS, "qa_1", "qa_2")  # in tokens
 NEEDLES = tuple(name for name in NAMES if name.startswith("niah"))
 NEEDLE = re.compile(r"One of the special magic (numbers|uuids) for (\S+) is: (\S+)\.")
-
-count = ScriptedBackend([]).count
-_kept: list[Data] = []
-
-
-def local() -> Data:
-    if not DATA.is_dir():
-        pytest.skip("shared/data is not here")
-    if not _kept:
-        _kept.append(Data(DATA))
-    return _kept[0]
-
-
-def made(name: str, length: int, seed: int = 1, number: int = 0) -> Sample:
-    return load(name, Data() if name in MADE else local()).make(length, seed, number, count)
-
-
-def text(sample: Sample) -> str:
-    return "".join(sample.document())
-
-
-def digest(sample: Sample) -> str:
-    return hashlib.sha256(repr((sample, text(sample))).encode()).hexdigest()
 
 
 # lengths and depths
@@ -70,27 +42,13 @@ def digest(sample: Sample) -> str:
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_length_is_that_asked_for(name: str, length: int) -> None:
     for number in range(3):
-        assert count(text(made(name, length, number=number))) == pytest.approx(length, rel=0.02)
+        assert count(text(make(name, length, number=number))) == pytest.approx(length, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "niah_single_1",
-        "niah_single_2",
-        "niah_multikey_2",
-        "niah_multikey_3",
-        "vt",
-        "cwe",
-        "fwe",
-        "qa_1",
-        "qa_2",
-        "babilong_qa3",
-    ],
-)
+@pytest.mark.parametrize("name", [*WITHOUT_DATA, "niah_single_2", "qa_1", "qa_2", "babilong_qa3"])
 def test_the_length_is_measured_with_the_tokenizer_that_is_given(name: str) -> None:
     real = load_counter("tiktoken:o200k_base")
-    task = load(name, Data() if name in MADE else local())
+    task = load(name, Data() if name in WITHOUT_DATA else local())
     for length in (4_096, 200_000):
         assert real(text(task.make(length, 5, 1, real))) == pytest.approx(length, rel=0.02)
 
@@ -98,7 +56,7 @@ def test_the_length_is_measured_with_the_tokenizer_that_is_given(name: str) -> N
 @pytest.mark.parametrize("name", [*NEEDLES, "vt", "qa_1", "qa_2"])
 def test_each_fact_stands_in_the_document_once_at_its_depth(name: str) -> None:
     for number in range(4):
-        sample = made(name, 8_192, number=number)
+        sample = make(name, 8_192, number=number)
         whole = text(sample)
         assert sample.facts
         for fact in sample.facts:
@@ -109,14 +67,14 @@ def test_each_fact_stands_in_the_document_once_at_its_depth(name: str) -> None:
 
 
 def test_samples_of_a_needle_task_go_through_all_depths() -> None:
-    depths = {round(made("niah_single_1", 8_192, number=number).facts[0].depth, 2) for number in range(40)}
+    depths = {round(make("niah_single_1", 8_192, number=number).facts[0].depth, 2) for number in range(40)}
     assert len(depths) == 40
     assert (min(depths), max(depths)) == (0, 1)
 
 
 @pytest.mark.parametrize("name", NEEDLES)
 def test_an_answer_is_in_the_document_once(name: str) -> None:
-    sample = made(name, 8_192, number=2)
+    sample = make(name, 8_192, number=2)
     whole = text(sample)
     queries, values = 4 if name == "niah_multiquery" else 1, 4 if name == "niah_multivalue" else 1
     assert len(sample.answers) == queries * values
@@ -134,7 +92,7 @@ def test_an_answer_is_in_the_document_once(name: str) -> None:
     ("name", "kind"), [("niah_multikey_2", r"\d{7}"), ("niah_multikey_3", r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")]
 )
 def test_a_haystack_of_needles_has_no_key_and_no_value_twice(name: str, kind: str) -> None:
-    lines = text(made(name, 65_536)).split("\n")
+    lines = text(make(name, 65_536)).split("\n")
     found = [NEEDLE.fullmatch(line) for line in lines]
     assert all(found)
     assert len({match[2] for match in found if match}) == len({match[3] for match in found if match}) == len(lines)
@@ -142,7 +100,7 @@ def test_a_haystack_of_needles_has_no_key_and_no_value_twice(name: str, kind: st
 
 
 def test_a_variable_is_assigned_from_the_one_before() -> None:
-    sample = made("vt", 8_192)
+    sample = make("vt", 8_192)
     lines = [line for line in text(sample).split("\n") if line.startswith("VAR")]
     assert lines == [fact.text for fact in sample.facts]
     value = re.search(r"\d{5}", sample.question)
@@ -153,7 +111,7 @@ def test_a_variable_is_assigned_from_the_one_before() -> None:
 
 def test_ten_words_are_common() -> None:
     for length, often, seldom in ((4_096, 30, 3), (2_000, 6, 1), (200_000, 30, 3)):
-        sample = made("cwe", length)
+        sample = make("cwe", length)
         whole = text(sample)
         entries = re.findall(r"(\d+)\. (\S+)", whole)
         assert [int(number) for number, _ in entries] == list(range(1, len(entries) + 1))
@@ -167,7 +125,7 @@ def test_ten_words_are_common() -> None:
 
 def test_three_words_are_frequent() -> None:
     for length in (4_096, 65_536):
-        sample = made("fwe", length)
+        sample = make("fwe", length)
         ranked = Counter(text(sample).split(" ")).most_common(5)
         assert [word for word, _ in ranked[:4]] == ["...", *sample.answers]
         assert [times for _, times in ranked[1:4]] == sample.details["counts"]
@@ -176,7 +134,7 @@ def test_three_words_are_frequent() -> None:
 
 def test_the_story_is_told_in_its_order() -> None:
     for name in BOOKS:
-        sample = made(name, 8_192, number=3)
+        sample = make(name, 8_192, number=3)
         whole, place = text(sample), 0
         for sentence in sample.oracle.split("\n"):
             place = whole.index(sentence, place) + 1
@@ -197,7 +155,7 @@ def test_the_story_is_told_in_its_order() -> None:
 def test_hqa_has_so_many_paragraphs_and_the_gold_ones_once() -> None:
     for length in (2, 50, 400):
         for number in range(3):
-            sample = made("ruler_hqa", length, number=number)
+            sample = make("ruler_hqa", length, number=number)
             whole = text(sample)
             shown = re.split(r"(?:^|\n\n)Document \d+:\n", whole)[1:]
             assert len(shown) == len(set(shown)) == length
@@ -208,10 +166,10 @@ def test_hqa_has_so_many_paragraphs_and_the_gold_ones_once() -> None:
 
 
 def test_all_lengths_ask_the_same_question() -> None:
-    one, other = made("ruler_hqa", 50, number=7), made("ruler_hqa", 200, number=7)
+    one, other = make("ruler_hqa", 50, number=7), make("ruler_hqa", 200, number=7)
     assert (one.question, {fact.text for fact in one.facts}) == (other.question, {fact.text for fact in other.facts})
-    assert made("ruler_hqa", 50, number=8).question != one.question
-    assert made("vt", 4_096).answers == made("vt", 8_192).answers
+    assert make("ruler_hqa", 50, number=8).question != one.question
+    assert make("vt", 4_096).answers == make("vt", 8_192).answers
 
 
 def test_paragraphs_that_are_used_again_are_counted(tmp_path: Path) -> None:
@@ -224,7 +182,7 @@ def test_paragraphs_that_are_used_again_are_counted(tmp_path: Path) -> None:
 
 
 def test_qa_1_takes_other_paragraphs_of_the_article_first() -> None:
-    sample = made("qa_1", 65_536)
+    sample = make("qa_1", 65_536)
     shelf = len({paragraph for question in local().squad for paragraph in (*question.gold, *question.near)})
     assert sample.details["reused"] == max(sample.details["paragraphs"] - shelf, 0)
     article = next(question for question in local().squad if question.id == sample.details["question"])
@@ -250,10 +208,10 @@ def test_the_reserve_is_used_when_the_pool_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*MEASURED, "ruler_hqa"])
 def test_a_sample_is_the_same_each_time_and_others_differ(name: str) -> None:
     length = 50 if name == "ruler_hqa" else 4_096
-    one = made(name, length)
+    one = make(name, length)
     assert text(one) == text(one)
-    assert text(made(name, length)) == text(one)
-    others = [text(made(name, length, seed=2)), text(made(name, length, number=1))]
+    assert text(make(name, length)) == text(one)
+    others = [text(make(name, length, seed=2)), text(make(name, length, number=1))]
     assert len({text(one), *others}) == 3
 
 
@@ -265,16 +223,11 @@ def test_threads_make_the_samples_that_one_makes() -> None:
     assert found == [[text(task.make(8_192, 0, n, count)) for task in again] for n in range(16)]
 
 
-def digests() -> list[str]:
-    names = [*MADE, *((*ESSAYS, *BOOKS, "qa_1", "qa_2", "ruler_hqa") if DATA.is_dir() else ())]
-    return [f"{name} {digest(made(name, 50 if name == 'ruler_hqa' else 4_096))}" for name in names]
-
-
 def test_another_process_makes_the_same_bytes() -> None:
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    command = [sys.executable, "-c", "import test_evaluation_tasks as t; print(*t.digests(), sep='\\n')"]
-    env = {**os.environ, "PYTHONHASHSEED": "1234", "PYTHONPATH": path}
-    assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.splitlines() == digests()
+    script = "from helpers.samples import digests; print(*digests(), sep='\\n')"
+    env = {**os.environ, "PYTHONHASHSEED": "1234", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == digests()
 
 
 # RULER's own generators, as lm_eval has them
@@ -306,12 +259,9 @@ def ruler(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 def test_niah_agrees_with_lm_eval(ruler: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    some = {
-        "nouns": words.lists("noun")[:99],
-        "adjectives": words.lists("adjective")[:99],
-        "verbs": [],
-    }  # it makes a list of all pairs
-    monkeypatch.setattr("wonderwords.RandomWord", lambda: SimpleNamespace(_categories=some))
+    # it makes a list of all pairs
+    few = {"nouns": words.lists("noun")[:99], "adjectives": words.lists("adjective")[:99], "verbs": []}
+    monkeypatch.setattr("wonderwords.RandomWord", lambda: SimpleNamespace(_categories=few))
     theirs = ruler("prepare_niah")
     rows = theirs.generate_samples(
         theirs.get_haystack("repeat"),
@@ -325,7 +275,7 @@ def test_niah_agrees_with_lm_eval(ruler: Callable[[str], Any], monkeypatch: pyte
     )
     assert len(rows) == 3
     for number, row in enumerate(rows):
-        sample = made("niah_single_1", 4_096, number=number)
+        sample = make("niah_single_1", 4_096, number=number)
         for document, answers in ((row["input"], row["outputs"]), (text(sample), sample.answers)):
             lines = Counter(NEEDLE.sub("the needle", line) for line in document.split("\n"))
             assert lines.pop("the needle") == 1
@@ -334,22 +284,18 @@ def test_niah_agrees_with_lm_eval(ruler: Callable[[str], Any], monkeypatch: pyte
             assert (kind, [value]) == ("numbers", list(answers))
             assert re.fullmatch(r"\d{7}", value)
             parts = key.split("-")
-            cuts = range(1, len(parts))
-            assert any(
-                "-".join(parts[:n]) in words.lists("adjective") and "-".join(parts[n:]) in words.lists("noun")
-                for n in cuts
-            )
+            splits = [("-".join(parts[:n]), "-".join(parts[n:])) for n in range(1, len(parts))]
+            adjectives, nouns = words.lists("adjective"), words.lists("noun")
+            assert any(adjective in adjectives and noun in nouns for adjective, noun in splits)
 
 
 def test_vt_agrees_with_lm_eval(ruler: Callable[[str], Any]) -> None:
     theirs = ruler("vt_utils")
-    shown = theirs.sys_vartrack_w_noise_random(tokens, num_samples=1, max_seq_length=500, incremental=5)[0]
-    row = theirs.sys_vartrack_w_noise_random(tokens, num_samples=1, max_seq_length=4096, icl_example=shown)[0]
-    sample = made("vt", 4_096)
-    for document, answers in (
-        (row["input"].rpartition("Memorize and track")[2], row["outputs"]),
-        (text(sample), sample.answers),
-    ):
+    example = theirs.sys_vartrack_w_noise_random(tokens, num_samples=1, max_seq_length=500, incremental=5)[0]
+    row = theirs.sys_vartrack_w_noise_random(tokens, num_samples=1, max_seq_length=4096, icl_example=example)[0]
+    sample = make("vt", 4_096)
+    shown = row["input"].rpartition("Memorize and track")[2]
+    for document, answers in ((shown, row["outputs"]), (text(sample), sample.answers)):
         chain = re.findall(r"VAR ([A-Z]{5}) = (VAR [A-Z]{5}|\d{5})", document)
         assert [variable for variable, _ in chain] == list(answers)
         assert [value for _, value in chain[1:]] == [f"VAR {variable}" for variable in answers[:-1]]
@@ -360,7 +306,7 @@ def test_vt_agrees_with_lm_eval(ruler: Callable[[str], Any]) -> None:
 
 def test_cwe_agrees_with_lm_eval(ruler: Callable[[str], Any]) -> None:
     row = ruler("cwe_utils").sys_word_pair_random(num_samples=1, max_seq_length=4096, tokenizer=tokens)[0]
-    sample = made("cwe", 4_096)
+    sample = make("cwe", 4_096)
     sizes = []
     for document, answers in ((row["input"], row["outputs"]), (text(sample), sample.answers)):
         entries = re.findall(r"(\d+)\. (.+?)(?= \d+\. |\n|$)", document)
@@ -375,11 +321,9 @@ def test_cwe_agrees_with_lm_eval(ruler: Callable[[str], Any]) -> None:
 
 def test_fwe_agrees_with_lm_eval(ruler: Callable[[str], Any]) -> None:
     row = ruler("fwe_utils").sys_kwext(tokens, max_seq_length=4096, num_samples=1)[0]
-    sample = made("fwe", 4_096)
-    for document, answers in (
-        (row["input"].partition("coded words. ")[2].partition("\nQuestion")[0], row["outputs"]),
-        (text(sample), sample.answers),
-    ):
+    sample = make("fwe", 4_096)
+    shown = row["input"].partition("coded words. ")[2].partition("\nQuestion")[0]
+    for document, answers in ((shown, row["outputs"]), (text(sample), sample.answers)):
         ranked = Counter(document.split(" ")).most_common()
         assert [word for word, _ in ranked[:4]] == ["...", *answers]
         assert all(re.fullmatch(r"[a-z]{6}", word) for word, _ in ranked[1:])
@@ -446,7 +390,7 @@ def test_a_permutation_has_each_number_once_and_knows_its_place() -> None:
     for size in (1, 2, 7, 100, 1345):
         order = Permutation(size, "key")
         assert sorted(order) == list(range(size))
-        assert [order.place(number) for number in order] == list(range(size))
+        assert [order.index(number) for number in order] == list(range(size))
     assert list(Permutation(100, "key")) != list(Permutation(100, "another")) != list(range(100))
     with pytest.raises(IndexError):
         order[1345]
@@ -456,9 +400,8 @@ def test_neighbours_in_a_permutation_have_nothing_to_do_with_one_another() -> No
     order = list(Permutation(90_000, "key"))
     cells = Counter((one * 10 // 90_000, other * 10 // 90_000) for one, other in pairwise(order))
     assert len(cells) == 100
-    assert (
-        sum((seen - 900) ** 2 / 900 for seen in cells.values()) < 170
-    )  # chi-square with 99 degrees of freedom: p = 1e-5
+    chi_square = sum((seen - 900) ** 2 / 900 for seen in cells.values())
+    assert chi_square < 170  # with 99 degrees of freedom: p = 1e-5
 
 
 # files
@@ -521,13 +464,8 @@ def test_facts_of_a_question_have_the_answer_or_what_they_are_about(tmp_path: Pa
 
 
 def test_longbench_and_files_of_ones_own(tmp_path: Path) -> None:
-    row = {
-        "input": "Who?",
-        "context": "Ann did. " * 20_000,
-        "answers": ["Ann", "she"],
-        "length": 3,
-        "dataset": "qasper",
-    }
+    context = "Ann did. " * 20_000
+    row = {"input": "Who?", "context": context, "answers": ["Ann", "she"], "length": 3, "dataset": "qasper"}
     write(tmp_path / "longbench/qasper.jsonl", [row])
     task = load("longbench_qasper", Data(tmp_path))
     sample = task.make(0, 0, 0, count)
@@ -535,9 +473,8 @@ def test_longbench_and_files_of_ones_own(tmp_path: Path) -> None:
     assert (sample.question, sample.answers, text(sample)) == ("Who?", ("Ann", "she"), row["context"])
     assert max(map(len, sample.document())) <= 65_536
     own = tmp_path / "own.jsonl"
-    own.write_bytes(
-        b'\xef\xbb\xbf{"question": "Q", "answers": "A", "context": "line\xe2\x80\xa8sep"}\r\n\r\n{"question": "R", "answers": ["B"], "context": "C"}'
-    )
+    first = b'\xef\xbb\xbf{"question": "Q", "answers": "A", "context": "line\xe2\x80\xa8sep"}'
+    own.write_bytes(first + b'\r\n\r\n{"question": "R", "answers": ["B"], "context": "C"}')
     task = load(f"jsonl:{own}", Data())
     assert task.size == 2
     found = {(s.question, s.answers, text(s)) for s in (task.make(0, 3, n, count) for n in range(2))}
@@ -605,12 +542,8 @@ def test_a_broken_story_is_named(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     first, second = Data(tmp_path).babi(1)
-    assert (first.facts, first.question, first.answer, first.support) == (
-        ("Mary left.", "Sue came."),
-        "Where is Mary?",
-        "out",
-        (0,),
-    )
+    assert first.facts == ("Mary left.", "Sue came.")
+    assert (first.question, first.answer, first.support) == ("Where is Mary?", "out", (0,))
     assert second.facts == ("Bob sat.",)
 
 
@@ -705,14 +638,13 @@ def test_rows_of_the_hub_that_have_changed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_packages_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        MissingExtra, match=r"datasets is not installed; run: pip install 'memagent-integrations\[eval\]'"
-    ):
+    message = r"datasets is not installed; run: pip install 'memagent-integrations\[eval\]'"
+    with pytest.raises(MissingExtra, match=message):
         load("qa_2", Data())
     monkeypatch.setitem(sys.modules, "wonderwords", None)
     words.lists.cache_clear()
     with pytest.raises(MissingExtra, match="wonderwords"):
-        made("cwe", 4_096)
+        make("cwe", 4_096)
     words.lists.cache_clear()
 
 
@@ -738,15 +670,15 @@ def test_numbers_that_are_wrong() -> None:
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_length_that_is_too_short_is_refused_and_the_least_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=rf"{name} needs a length of at least \d+ tokens, not 5$") as caught:
-        made(name, 5)
+        make(name, 5)
     least = re.search(r"\d+(?= tokens)", str(caught.value))
     assert least
-    assert text(made(name, int(int(least[0]) * 1.2)))
+    assert text(make(name, int(int(least[0]) * 1.2)))
 
 
 def test_a_document_of_fewer_paragraphs_than_the_answer_needs() -> None:
     with pytest.raises(UsageError, match="a document of 1 paragraphs does not hold the 2"):
-        made("ruler_hqa", 1)
+        make("ruler_hqa", 1)
 
 
 def test_a_tokenizer_that_finds_nothing() -> None:

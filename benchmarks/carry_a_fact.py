@@ -1,12 +1,13 @@
-"""Does training work? A model of a third of a million parameters learns to carry a fact through a document of any length.
+"""Does training work? A model of a third of a million parameters learns to carry a fact through any document.
 
     python benchmarks/carry_a_fact.py --output docs/results/carry_a_fact.json
 
-A document is a row of facts, a key with a value each, in one sign; four of them are a chunk. The question names a key that stands in one of the
-first two of five chunks and nowhere else, and the memory holds a fact or two: the answer needs it carried through at least four conversations. The
-model knows nothing at first. It is shown some constructed readings (the warm start), then it learns from the reward of its own answers alone. In the
-control the advantages of a batch are shuffled among its rollouts: what is learned then is noise. The policy of a training is the one that did best on
-questions of validation, as with `memagent train run`; what the last batch left is told too.
+A document is a row of facts, each a key with a value in one sign; four facts are a chunk. The question names a key that
+occurs once, in one of the first two of five chunks, and the memory holds a fact or two: to answer, the model has to
+carry the fact through at least four conversations. The model starts with random weights. The warm start shows it some
+constructed readings; then it learns from the reward of its own answers alone. The control shuffles the advantages of a
+batch among its rollouts, so that it learns from noise. As with `memagent train run`, the policy of a training is the
+one with the best validation score; the one after the last batch is reported too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -39,11 +40,11 @@ from memagent_integrations.training.mixture import Drawn
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
 from memagent_integrations.training.trainer import Batch, Trainer
-from memagent_integrations.training.warmstart import Shown, warm_start
+from memagent_integrations.training.warmstart import Demonstration, warm_start
 
 KEYS, VALUES, FACTS, CHUNKS = 4, 4, 4, 5
 FORGETS = 0.55
-"""How often the readings of the warm start lose their note at a chunk that does not repeat it."""
+"""How often a reading of the warm start loses its fact at a chunk that does not repeat it."""
 SETTINGS: dict[str, Any] = {
     "questions": 24,
     "group": 8,
@@ -64,22 +65,16 @@ PROMPTS = PromptSet(
 
 
 def fact(key: int, value: int) -> str:
-    """A key with its value, in one sign."""
+    """Return the sign of a key with its value."""
     return chr(0x4E00 + VALUES * key + value)
 
 
 def model_of(folder: Path, seed: int) -> Path:
-    """A Llama of a third of a million parameters that knows nothing, and a tokenizer with a word a fact."""
+    """Save a Llama with a third of a million random weights, and a tokenizer with one token per fact."""
     facts = [fact(key, value) for key in range(KEYS) for value in range(VALUES)]
-    words = [
-        "<pad>",
-        "<end>",
-        "<unknown>",
-        *facts,
-        *(f"k{key}" for key in range(KEYS)),
-        *(f"v{value}" for value in range(VALUES)),
-    ]
-    words += ["question", "section", "memory", "new", "answer", "none"]
+    keys, values = [f"k{key}" for key in range(KEYS)], [f"v{value}" for value in range(VALUES)]
+    template = ["question", "section", "memory", "new", "answer", "none"]
+    words = ["<pad>", "<end>", "<unknown>", *facts, *keys, *values, *template]
     tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unknown>"))
     tokenizer.pre_tokenizer = Steps([WhitespaceSplit(), Split(Regex(f"[{facts[0]}-{facts[-1]}]"), "isolated")])
     wrapped = PreTrainedTokenizerFast(
@@ -105,7 +100,7 @@ def model_of(folder: Path, seed: int) -> Path:
 
 
 def sample(seed: object, length: int = 1) -> Sample:
-    """A document `length` times as long as those of the training, its fact in the first 40 % of it."""
+    """Return a document `length` times as long as in training, with the fact in its first 40 %."""
     dice = random.Random(f"carry/{seed}")
     key, chunks = dice.randrange(KEYS), CHUNKS * length
     place = dice.randrange(FACTS * (2 * chunks // 5))
@@ -128,28 +123,27 @@ TASK = Task(
 
 
 def drawn(seed: object, length: int = 1) -> Drawn:
-    """A question of the training."""
+    """Return a question to train or validate on."""
     return Drawn(task=TASK, length=length, sample=sample(seed, length))
 
 
-def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Shown]:
-    """Prompts and replies of readings by somebody who knows what to note, and forgets it at the next chunk more often than not."""
-    careless = random.Random(f"careless/{seed}")
+def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Demonstration]:
+    """Yield prompts and replies of readings that note the right fact, and forget it at later chunks."""
+    dice = random.Random(f"careless/{seed}")
     for number in range(readings):
-        one = sample(("shown", seed, number))
-        wanted, memory = one.details["fact"], ""
-        for chunk in reader.chunks(one.document()):
-            new = wanted if wanted in chunk.text or (memory == wanted and careless.random() > FORGETS) else "none"
-            yield (
-                PROMPTS.update_messages(question=one.question, memory=memory, section=chunk.text, memory_tokens=2),
-                new,
-            )
-            memory = new
-        yield PROMPTS.answer_messages(question=one.question, memory=memory), one.answers[0]
+        document = sample(("shown", seed, number))
+        question, wanted, memory = document.question, document.details["fact"], ""
+        for chunk in reader.chunks(document.document()):
+            kept = wanted in chunk.text or (memory == wanted and dice.random() > FORGETS)
+            note = wanted if kept else "none"
+            prompt = PROMPTS.update_messages(question=question, memory=memory, section=chunk.text, memory_tokens=2)
+            yield prompt, note
+            memory = note
+        yield PROMPTS.answer_messages(question=question, memory=memory), document.answers[0]
 
 
 def reader_of(folder: Path, kind: type[Sampler] = Sampler, **options: Any) -> Reader:
-    """A reader with a model of `model_of`."""
+    """Return a reader with a model of `model_of`."""
     return Reader(
         kind(folder, tokens=8192, **options),
         prompts=PROMPTS,
@@ -161,27 +155,27 @@ def reader_of(folder: Path, kind: type[Sampler] = Sampler, **options: Any) -> Re
 
 
 def correct(reader: Reader, count: int, seed: object, length: int = 1) -> list[float]:
-    """For each held-out question whether it is answered rightly, greedily."""
-    held = [sample(("held out", seed, number), length) for number in range(count)]
+    """Return for each held-out question 1.0 or 0.0, whether a greedy reading answers it right."""
+    held_out = [sample(("held out", seed, number), length) for number in range(count)]
     with reader.backend.greedy():
-        readings = reader.read_many([(one.question, one.document()) for one in held])
-    return [float(reading.answer == one.answers[0]) for reading, one in zip(readings, held, strict=True)]
+        readings = reader.read_many([(each.question, each.document()) for each in held_out])
+    return [float(reading.answer == each.answers[0]) for reading, each in zip(readings, held_out, strict=True)]
 
 
 class Control(Trainer):
-    """A training from noise: every rollout gets the advantage of another one."""
+    """A training on noise: every rollout gets the advantage of a random one."""
 
     def collect(self, sums: Sums) -> Batch:
-        """As it is, but for whose the advantages are."""
+        """Shuffle the advantages of a batch."""
         batch = super().collect(sums)
-        random.Random(f"{self.settings.seed}/{self.place.step}").shuffle(batch.advantages)
+        random.Random(f"{self.settings.seed}/{self.progress.step}").shuffle(batch.advantages)
         return batch
 
 
-def better(one: Sequence[float], other: Sequence[float], rounds: int = 10_000) -> float:
-    """How often the questions, drawn anew with replacement, would show no gain: the p of a paired bootstrap."""
+def better(after: Sequence[float], before: Sequence[float], rounds: int = 10_000) -> float:
+    """Return the p-value of a gain by a paired bootstrap: the share of resamples of the questions without one."""
     dice = random.Random(0)
-    gains = [mine - theirs for mine, theirs in zip(one, other, strict=True)]
+    gains = [new - old for new, old in zip(after, before, strict=True)]
     return sum(sum(dice.choices(gains, k=len(gains))) <= 0 for _ in range(rounds)) / rounds
 
 
@@ -191,28 +185,31 @@ def train(
     kind: type[Trainer],
     steps: int,
     seed: int,
-    schedule: str,
-    told: Callable[[str], None] = print,
+    settings: Mapping[str, Any],
+    log: Callable[[str], None] = print,
 ) -> tuple[Reader, list[float]]:
-    """The reader of `start` after so many batches, and the mean reward of each."""
+    """Train the model in `start`; return its reader and the mean reward of each batch."""
     reader = reader_of(start)
-    settings = Settings(**SETTINGS, steps=steps, seed=seed, schedule=schedule, save_every=steps)
     validation = {"carry": [drawn(("validation", seed, number)) for number in range(64)]}
     trainer = kind(
-        reader, lambda number, share: drawn(("train", seed, number)), settings, folder, validation=validation
+        reader,
+        lambda number, share: drawn(("train", seed, number)),
+        Settings(**settings, steps=steps, seed=seed, save_every=steps),
+        folder,
+        validation=validation,
     )
     rewards = []
     for metrics in trainer.train():
         rewards.append(metrics["reward"])
         if not len(rewards) % 10:
-            told(f"{kind.__name__} {len(rewards)}: reward {metrics['reward']:.3f}, entropy {metrics['entropy']:.3f}")
+            log(f"{kind.__name__} {len(rewards)}: reward {metrics['reward']:.3f}, entropy {metrics['entropy']:.3f}")
     return reader, rewards
 
 
-def warmed(folder: Path, readings: int, seed: int) -> Path:
-    """A model that was shown some readings."""
+def warmed(folder: Path, readings: int, batch: int, seed: int) -> Path:
+    """Save a model after a warm start on some constructed readings, and return its folder."""
     reader = reader_of(model_of(folder, seed))
-    for _ in warm_start(reader.backend, constructed(reader, readings, seed), batch=96, learning_rate=2e-3):
+    for _ in warm_start(reader.backend, constructed(reader, readings, seed), batch=batch, learning_rate=2e-3):
         pass
     reader.backend.model.save_pretrained(folder)
     return folder
@@ -226,44 +223,46 @@ def experiment(
     control: int,
     held: int,
     long: int,
-    readings: int = 1500,
-    schedule: str = "constant_with_warmup",
+    readings: int,
+    warm_batch: int = 96,
+    settings: Mapping[str, Any] = SETTINGS,
 ) -> dict[str, Any]:
-    """Share of right answers after the warm start, after the training, and after that of the control; `long` of them about 64 times the length."""
+    """Return the share of right answers after the warm start, the training and the control.
+
+    `held` questions are asked each time, and `long` of 64 times the length after the training.
+    """
     torch.set_num_threads(1)  # the fastest for a model of this size
     begun = time.perf_counter()
-    start = warmed(folder / "start", readings, seed)
+    start = warmed(folder / "start", readings, warm_batch, seed)
     before = correct(reader_of(start), held, seed)
-    told: dict[str, Any] = {"seed": seed, "warm start": mean(before), "warm start seconds": time.perf_counter() - begun}
-    for kind, batches in ((Trainer, steps), (Control, control)):
+    results: dict[str, Any] = {
+        "seed": seed,
+        "warm start": mean(before),
+        "warm start seconds": time.perf_counter() - begun,
+    }
+    for name, kind, batches in (("trained", Trainer, steps), ("control", Control, control)):
         began = time.perf_counter()
-        reader, rewards = train(folder / kind.__name__, start, kind, batches, seed, schedule)
+        reader, rewards = train(folder / name, start, kind, batches, seed, settings)
         seconds, last = time.perf_counter() - began, correct(reader, held, seed)
-        load(reader.backend.model, folder / kind.__name__ / "best")
+        load(reader.backend.model, folder / name / "best")
         after = correct(reader, held, seed)
-        name = "trained" if kind is Trainer else "control"
-        told |= {name: mean(after), f"{name} p": better(after, before), f"{name}, last batch": mean(last)}
-        told |= {f"{name} seconds": seconds, f"{name} rewards": rewards}
+        results |= {name: mean(after), f"{name} p": better(after, before), f"{name}, last batch": mean(last)}
+        results |= {f"{name} seconds": seconds, f"{name} rewards": rewards}
         if kind is Trainer and long:
-            told["64 times as long"] = mean(correct(reader, long, seed, 64))
-    return told
+            results["64 times as long"] = mean(correct(reader, long, seed, 64))
+    return results
 
 
 def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """The mean reward of each batch, a line a seed."""
+    """Plot the mean reward of each batch, one line per seed."""
     figure = Figure(figsize=(6, 3.2), layout="constrained", dpi=150)
     axes = figure.add_subplot()
     for result in results:
         for name, colour in (("trained", "C0"), ("control", "C3")):
             rewards = result[f"{name} rewards"]
             smooth = [mean(rewards[max(end - 10, 0) : end]) for end in range(1, len(rewards) + 1)]
-            axes.plot(
-                range(1, len(rewards) + 1),
-                smooth,
-                color=colour,
-                alpha=0.8,
-                label=name if result is results[0] else None,
-            )
+            label = name if result is results[0] else None
+            axes.plot(range(1, len(rewards) + 1), smooth, color=colour, alpha=0.8, label=label)
     axes.set(xlabel="batch", ylabel="mean reward, 10 batches", ylim=(0, 1))
     axes.grid(alpha=0.3)
     axes.legend()
@@ -275,37 +274,34 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="batches of rollouts")
     parser.add_argument("--control", type=int, default=50, help="batches of the control")
     parser.add_argument(
-        "--readings",
-        type=int,
-        default=3000,
-        help="that the warm start shows: with too few it never copies some of the facts",
+        "--readings", type=int, default=3000, help="of the warm start: with too few it never copies some of the facts"
     )
     parser.add_argument("--schedule", default="linear", help="of the learning rate")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--held", type=int, default=256, help="held-out questions")
     parser.add_argument("--long", type=int, default=128, help="held-out questions of 64 times the length")
     parser.add_argument("--output", type=Path, help="a JSON file; the picture is beside it")
-    told = parser.parse_args()
+    args = parser.parse_args()
     results = []
-    for seed in range(told.seeds):
+    for seed in range(args.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            sizes = {
-                "steps": told.steps,
-                "control": told.control,
-                "held": told.held,
-                "long": told.long,
-                "readings": told.readings,
-            }
-            results.append(experiment(Path(folder), seed, **sizes, schedule=told.schedule))
-        print(
-            json.dumps({name: value for name, value in results[-1].items() if not name.endswith("rewards")}, indent=1),
-            flush=True,
-        )
-    if told.output:
-        told.output.write_text(
-            json.dumps({"command": sys.argv[1:], "results": results}, indent=1) + "\n", encoding="utf-8"
-        )
-        draw(results, told.output.with_suffix(".png"))
+            result = experiment(
+                Path(folder),
+                seed,
+                steps=args.steps,
+                control=args.control,
+                held=args.held,
+                long=args.long,
+                readings=args.readings,
+                settings=SETTINGS | {"schedule": args.schedule},
+            )
+        results.append(result)
+        shown = {name: value for name, value in result.items() if not name.endswith("rewards")}
+        print(json.dumps(shown, indent=1), flush=True)
+    if args.output:
+        written = {"command": sys.argv[1:], "results": results}
+        args.output.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        draw(results, args.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What a batch of training costs: a recipe through the command line, in a process of its own.
+"""Measure what a batch of training costs: a recipe through the command line, in a process of its own.
 
     python benchmarks/training_step.py recipes/first_step.toml [--output docs/results/training_step.json]
 
-Told of each batch are its metrics, and of the process its peak memory (resident, with the model and what came before the first batch).
+It reports the metrics of each batch, and the peak memory of the process (resident; with the model and everything before
+the first batch).
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ def main() -> None:
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--adapter", type=Path, help="that of a warm start")
     parser.add_argument("--output", type=Path, help="a JSON file")
-    told = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        more = ["--adapter", told.adapter] if told.adapter else []
+        adapter = ["--adapter", args.adapter] if args.adapter else []
         subprocess.run(
-            [sys.executable, "-m", "memagent_integrations", "train", "run", told.recipe, "--output", run, *more],
+            [sys.executable, "-m", "memagent_integrations", "train", "run", args.recipe, "--output", run, *adapter],
             check=True,
         )
         lines = [line for line in read(run / "metrics.jsonl") if line["step"]]
@@ -55,8 +56,8 @@ def main() -> None:
         "batches": [{name: float(f"{line[name]:.4g}") for name in SHOWN if name in line} for line in lines],
     }
     print(json.dumps(figures, indent=1))
-    if told.output:
-        told.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if args.output:
+        args.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

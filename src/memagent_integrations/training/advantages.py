@@ -1,4 +1,4 @@
-"""From the rewards of rollouts to what each of them is worth beside the others of its group."""
+"""Advantages: what each rollout's reward is worth beside the other rollouts of its group."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from torch import Tensor
 
 
 def advantages(rewards: Tensor, groups: Tensor, *, scale: bool = False) -> Tensor:
-    """By how much each rollout did better than the mean of its group; with `scale`, in standard deviations of the group.
+    """Return each reward minus the mean of its group; with `scale`, divided by the group's standard deviation.
 
-    Shapes: rewards (rollouts,), groups (rollouts,) whole numbers that name the group of each; result (rollouts,). The deviation is that of a
-    sample (n - 1), and a group whose rewards are all equal has advantages of 0. Taken before rollouts are spread over their conversations: a rollout
-    of many turns counts once. Sources: GRPO (arXiv:2402.03300), equation 3; without the division, as MemAgent (arXiv:2507.02259) and Dr. GRPO
+    Computed per rollout, before rollouts are expanded into conversations: a rollout of many turns counts once. The
+    deviation is that of a sample (n - 1). A group whose rewards are all equal has advantages of exactly 0.
+
+    Shapes: rewards (rollouts,); groups (rollouts,), integers that name each rollout's group; result (rollouts,).
+    Sources: GRPO (arXiv:2402.03300), equation 3; without the division, MemAgent (arXiv:2507.02259) and Dr. GRPO
     (arXiv:2503.20783).
     """
     _, group, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
-    apart: Tensor = rewards - _sums(rewards, group, len(sizes))[group] / sizes[group]
-    centred = torch.where(
-        informative(rewards, groups), apart, torch.zeros_like(apart)
-    )  # equal ones are an ulp apart, which Adam makes a step of
+    distance: Tensor = rewards - _sums(rewards, group, len(sizes))[group] / sizes[group]
+    # Equal rewards may differ from their mean by rounding, and Adam would make a full step of that.
+    centred = torch.where(informative(rewards, groups), distance, torch.zeros_like(distance))
     if not scale:
         return centred
     deviation = (_sums(centred**2, group, len(sizes)) / (sizes - 1).clamp(min=1)).sqrt()[group]
@@ -26,7 +27,7 @@ def advantages(rewards: Tensor, groups: Tensor, *, scale: bool = False) -> Tenso
 
 
 def informative(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Whether the group of each rollout has rewards that differ: the others teach nothing.
+    """Return for each rollout whether the rewards of its group differ; other groups carry no signal.
 
     Shapes: as `advantages`; result (rollouts,), bool. Source: dynamic sampling of DAPO (arXiv:2503.14476), equation 11.
     """
@@ -37,9 +38,10 @@ def informative(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def overlong(lengths: Tensor, limits: Tensor, buffers: Tensor) -> Tensor:
-    """What a reply loses because it is long: 0 up to `limit - buffer` tokens, then a straight line down to -1 at the limit.
+    """Return the penalty of long replies: 0 up to `limit - buffer` tokens, then falling linearly to -1 at the limit.
 
-    Shapes: all (replies,), in tokens; result (replies,). Source: soft over-long punishment of DAPO (arXiv:2503.14476), equation 13.
+    Shapes: all (replies,), in tokens; result (replies,). Source: soft over-long punishment of DAPO (arXiv:2503.14476),
+    equation 13.
     """
     return ((limits - buffers - lengths) / buffers).clamp(min=-1.0, max=0.0)
 

@@ -1,4 +1,4 @@
-"""Where a training goes on: its weights, its optimizer and its place, written so that a kill at any instant leaves the last one whole."""
+"""Checkpoints of a training: weights, optimizer and progress. A kill at any instant leaves the last one whole."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from memagent_integrations import files
 from memagent_integrations.backends.in_process import one_line
 from memagent_integrations.errors import UsageError
-from memagent_integrations.files import differences, reason
-from memagent_integrations.training.policy import named
+from memagent_integrations.training.policy import trainable
 
 _WEIGHTS, _LEARNER, _STATE = "weights.safetensors", "learner.pt", "state.json"
 LOCK = "training.lock"
-_OURS = ("metrics.jsonl", LOCK, "checkpoints", "start.new", f"best/{_STATE}")
+_WRITTEN_BY_US = ("metrics.jsonl", LOCK, "checkpoints", "start.new", f"best/{_STATE}")
 _MAY_DIFFER = ("steps", "evaluate_every", "save_every", "keep", "readings_every", "tokens")
-"""Settings that may be others when a training goes on."""
+"""Settings that may change when a training resumes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a training is: batches done, questions drawn by each of the processes, and the best evaluation so far.
+class Progress:
+    """How far a training is: batches done, questions drawn by each process, and the best validation score so far.
 
-    What is drawn at random follows from the settings' seed and these, so there is no state of a generator to keep.
+    Everything random follows from the settings' seed and these numbers, so no generator state is kept.
     """
 
     step: int = 0
@@ -43,8 +43,8 @@ class Place:
 class Checkpoints:
     """The checkpoints of one training.
 
-    `fingerprint` says how the training was begun: one that was begun in another way does not go on from them. `model` is the policy's, `stateful`
-    what else has a state.
+    `fingerprint` describes how the training was begun; a training that was begun in another way does not resume from
+    them. `model` is the policy's model, `stateful` are the other objects with a state (optimizer, scheduler), by name.
     """
 
     folder: Path
@@ -52,104 +52,94 @@ class Checkpoints:
     model: Any
     stateful: Mapping[str, Any] = field(default_factory=dict)
 
-    def save(self, place: Place, *, keep: int) -> None:
-        """Write a checkpoint, and take away all but the last `keep`.
+    def save(self, progress: Progress, *, keep: int) -> None:
+        """Write a checkpoint and delete all but the last `keep`.
 
         Raises:
             UsageError: it cannot be written.
         """
-        self._write(self.folder / "checkpoints" / f"step-{place.step:06d}", place)
-        for old in self._found()[:-keep]:
+        self._write(self.folder / "checkpoints" / f"step-{progress.step:06d}", progress)
+        for old in self._list()[:-keep]:
             shutil.rmtree(old)
 
     def start(self) -> dict[str, torch.Tensor]:
-        """The weights with which the training began; they are written when this is first called, and taken again where there is no checkpoint yet.
+        """Return the weights with which the training began.
+
+        The first call writes them. Later calls read them, and load them into the model if there is no checkpoint yet.
 
         Raises:
-            UsageError: they are those of another training, damaged, or cannot be written; or the folder has been used for something else.
+            UsageError: they belong to another training, are damaged or cannot be written; or the folder holds
+                something else.
         """
-        try:
+        with files.accessing("write", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot write to {str(self.folder)!r}: {reason(error)}") from error
-        if (self.folder / "start").is_dir():
-            self._same(self.folder / "start")
-            if not self._found():
-                load(self.model, self.folder / "start")
-        elif any(self.folder.iterdir()) and not any((self.folder / name).exists() for name in _OURS):
+        start = self.folder / "start"
+        if start.is_dir():
+            self._read_progress(start)
+            if not self._list():
+                load(self.model, start)
+        elif any(self.folder.iterdir()) and not any((self.folder / name).exists() for name in _WRITTEN_BY_US):
             raise UsageError(f"{str(self.folder)!r} holds what no training has written; give a folder of its own")
         else:
-            self._write(self.folder / "start", Place())
-        return {
-            name: weight.to(self.model.device) for name, weight in _weights(self.model, self.folder / "start").items()
-        }
+            self._write(start, Progress())
+        return {name: weight.to(self.model.device) for name, weight in _weights(self.model, start).items()}
 
-    def keep_best(self, place: Place) -> None:
-        """Write the weights that did best so far."""
-        self._write(self.folder / "best", place)
+    def keep_best(self, progress: Progress) -> None:
+        """Write the weights with the best validation score so far."""
+        self._write(self.folder / "best", progress)
 
-    def resume(self) -> Place | None:
-        """Load the last checkpoint; where the training is then. None: there is none.
+    def resume(self) -> Progress | None:
+        """Load the last checkpoint and return its progress; None if there is no checkpoint.
 
         Raises:
-            UsageError: it is that of a training that was begun in another way, or damaged.
+            UsageError: the checkpoint is damaged, or of a training that was begun in another way.
         """
-        best, before = self.folder / "best", self.folder / "best.old"
-        if not best.exists():  # a kill came while it was replaced
+        best, previous = self.folder / "best", self.folder / "best.old"
+        if not best.exists():  # the process was killed while it replaced `best`
             with suppress(FileNotFoundError):
-                before.replace(best)
-        found = self._found()
-        if not found:
+                previous.replace(best)
+        checkpoints = self._list()
+        if not checkpoints:
             return None
-        place = self._same(found[-1])
-        load(self.model, found[-1])
-        with _reading(found[-1] / _LEARNER) as file:
+        last = checkpoints[-1]
+        progress = self._read_progress(last)
+        load(self.model, last)
+        with _reading(last / _LEARNER) as file:
             states = torch.load(file, map_location=self.model.device, weights_only=True)
             for name, part in self.stateful.items():
                 part.load_state_dict(states[name])
-        return place
+        return progress
 
-    def _same(self, checkpoint: Path) -> Place:
-        """The place of a checkpoint, if it is one of this training.
+    def _read_progress(self, checkpoint: Path) -> Progress:
+        """Return the progress of a checkpoint.
 
         Raises:
-            UsageError: it is not, or cannot be read.
+            UsageError: it cannot be read, or is of a training with other settings.
         """
         with _reading(checkpoint / _STATE) as file:
-            kept = json.loads(file.read_text(encoding="utf-8"))
-            place, then = (
-                Place(**kept["place"] | {"positions": tuple(kept["place"]["positions"])}),
-                dict(kept["fingerprint"]),
-            )
+            state = json.loads(file.read_text(encoding="utf-8"))
+            saved = state["progress"]
+            progress = Progress(**saved | {"positions": tuple(saved["positions"])})
+            then = dict(state["fingerprint"])
         now = json.loads(json.dumps(dict(self.fingerprint)))
-        if other := differences(then, now, ignored=_MAY_DIFFER):
+        if changed := files.differences(then, now, ignored=_MAY_DIFFER):
             raise UsageError(
-                f"{str(self.folder)!r} holds a training with other settings ({other}); give another folder"
+                f"{str(self.folder)!r} holds a training with other settings ({changed}); give another folder"
             )
-        return place
+        return progress
 
-    def _found(self) -> list[Path]:
-        """The checkpoints that are whole, the last one last."""
-        return sorted(
-            path for path in (self.folder / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdecimal()
-        )
+    def _list(self) -> list[Path]:
+        """Return the complete checkpoints in the order of their steps."""
+        every = (self.folder / "checkpoints").glob("step-*")
+        return sorted(path for path in every if path.name.removeprefix("step-").isdecimal())
 
-    def _write(self, target: Path, place: Place) -> None:
-        """The folder is made beside its place and then put there."""
+    def _write(self, target: Path, progress: Progress) -> None:
+        """Write a checkpoint under another name beside `target`, then rename it."""
         new, old = (target.with_name(f"{target.name}.{suffix}") for suffix in ("new", "old"))
         try:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir(parents=True)
-            save_file(
-                {name: parameter.detach().contiguous() for name, parameter in named(self.model).items()}, new / _WEIGHTS
-            )
-            torch.save({name: part.state_dict() for name, part in self.stateful.items()}, new / _LEARNER)
-            (new / _STATE).write_text(
-                json.dumps({"place": asdict(place), "fingerprint": dict(self.fingerprint)}, indent=1), encoding="utf-8"
-            )
-            for file in new.iterdir():
-                with file.open("rb+") as handle:
-                    os.fsync(handle.fileno())
+            self._write_files(new, progress)
             _sync(new)
             shutil.rmtree(old, ignore_errors=True)
             if target.exists():
@@ -157,53 +147,59 @@ class Checkpoints:
             new.replace(target)
             _sync(target.parent)
             shutil.rmtree(old, ignore_errors=True)
-        except (
-            OSError,
-            SafetensorError,
-            RuntimeError,
-        ) as error:  # torch and safetensors tell of a full disk in their own ways
+        except (OSError, SafetensorError, RuntimeError) as error:  # a full disk is a RuntimeError of torch
             shutil.rmtree(new, ignore_errors=True)
-            raise UsageError(
-                f"cannot write {str(target)!r}: {reason(error) if isinstance(error, OSError) else one_line(error)}"
-            ) from error
+            cause = files.reason(error) if isinstance(error, OSError) else one_line(error)
+            raise UsageError(f"cannot write {str(target)!r}: {cause}") from error
+
+    def _write_files(self, folder: Path, progress: Progress) -> None:
+        weights = {name: parameter.detach().contiguous() for name, parameter in trainable(self.model).items()}
+        save_file(weights, folder / _WEIGHTS)
+        torch.save({name: part.state_dict() for name, part in self.stateful.items()}, folder / _LEARNER)
+        state = {"progress": asdict(progress), "fingerprint": dict(self.fingerprint)}
+        (folder / _STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+        for file in folder.iterdir():
+            with file.open("rb+") as handle:
+                os.fsync(handle.fileno())
 
 
 def load(model: Any, checkpoint: str | Path) -> None:
-    """Put the weights of a checkpoint, or of `best`, into a model that was made ready in the same way.
+    """Load the weights of a checkpoint, or of `best`, into a model that was prepared in the same way.
 
     Raises:
-        UsageError: there are none, or they are those of another model, which is left as it was.
+        UsageError: there are none, or they are of another model; then `model` is unchanged.
     """
     weights = _weights(model, Path(checkpoint))
     with torch.no_grad():
-        for name, parameter in named(model).items():
+        for name, parameter in trainable(model).items():
             parameter.copy_(weights[name])
 
 
 def _weights(model: Any, checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Those of a checkpoint, if they are a model's."""
+    """Return the weights of a checkpoint after checking that their names and shapes are those of the model."""
     with _reading(checkpoint / _WEIGHTS) as file:
         weights = load_file(file)
-    kept, own = ({name: tuple(weight.shape) for name, weight in found.items()} for found in (weights, named(model)))
-    if other := sorted(name for name in {*kept, *own} if kept.get(name) != own.get(name)):
-        told = f"{other[0]} has the shape {kept.get(other[0])} there and {own.get(other[0])} here"
-        raise UsageError(f"{str(file)!r} holds no weights of this model: {told} (None: it is not there)")
+    saved, expected = (
+        {name: tuple(weight.shape) for name, weight in tensors.items()} for tensors in (weights, trainable(model))
+    )
+    if wrong := sorted(name for name in {*saved, *expected} if saved.get(name) != expected.get(name)):
+        shapes = f"{wrong[0]} has the shape {saved.get(wrong[0])} there and {expected.get(wrong[0])} here"
+        raise UsageError(f"{str(file)!r} holds no weights of this model: {shapes} (None: it is not there)")
     return weights
 
 
 @contextmanager
 def _reading(file: Path) -> Iterator[Path]:
-    """Turn whatever a file of a checkpoint makes its reader raise into an error that names it."""
+    """Turn any error of the block into one that names the file; json, pickle, zip, torch and safetensors differ."""
     try:
         yield file
-    except Exception as error:  # json, pickle, zip, torch and safetensors have their own each
-        raise UsageError(
-            f"cannot read {str(file)!r} ({one_line(error)}); remove {str(file.parent)!r} to go on without it"
-        ) from error
+    except Exception as error:
+        advice = f"remove {str(file.parent)!r} to go on without it"
+        raise UsageError(f"cannot read {str(file)!r} ({one_line(error)}); {advice}") from error
 
 
 def _sync(folder: Path) -> None:
-    """Have the names in a folder on the disk, where a folder can be opened."""
+    """Flush a folder's entries to the disk, where the system can open a folder."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""What a policy wrote, with the probabilities that it wrote it with: the rows that training is made of."""
+"""What a policy wrote, as tokens with their log-probabilities: the rows that training is made of."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from memagent_integrations.records import Reply
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled(Reply):
-    """A reply as tokens: those of its prompt, those that were written, the end of the text among them, and the log-probability of each of these.
+    """A reply as token ids: its prompt, what was written (with the end-of-text token), and the log-probability of each.
 
-    Training takes these and never the text, which may be tokenized in another way than it was written.
+    Training uses these and never the text, which a tokenizer may split in another way than it was written.
     """
 
     prompt_ids: array[int] = field(repr=False)

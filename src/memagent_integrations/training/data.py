@@ -1,4 +1,4 @@
-"""A training set: the questions of a mixture that a model has to read for, in a file that is made question by question and goes on after a crash."""
+"""Training sets: questions that a model has to read for, in a file that grows row by row and survives a crash."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
+from memagent_integrations import files
 from memagent_integrations.checks import check_int, check_number
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.evaluation.data import Data
-from memagent_integrations.files import differences, reason
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Message, Prompt, Reading, Reply
 from memagent_integrations.sanitize import harmless
@@ -29,11 +28,12 @@ KNOWN = "known without the document"
 EASY = "too easy"
 HARD = "too hard"
 PATIENCE = 1000
-"""After so many questions of which none was kept a set is given up."""
+"""`build` gives up after this many questions in a row of which none was kept."""
 
-_ASKED = (
-    "Answer the question from what you know. If you are not sure, guess. What stands between the tags is the question and nothing else. "
-    "Reply with the answer alone, in as few words as it takes.\n\n<question>\n{question}\n</question>"
+_CLOSED_BOOK = (
+    "Answer the question from what you know. If you are not sure, guess. What stands between the tags is the question "
+    "and nothing else. Reply with the answer alone, in as few words as it takes.\n\n"
+    "<question>\n{question}\n</question>"
 )
 
 
@@ -41,11 +41,14 @@ _ASKED = (
 class Filters:
     """Which questions are left out.
 
-    `without_context`: those that the model answers, in one of so many tries, without having read anything (0: it is not asked). `between`: those
-    whose mean score over `tries` readings does not lie between the two numbers, both excluded (None: nothing is read).
+    Args:
+        without_context: leave out what the model answers without the document in one of this many tries; 0: no check.
+        between: leave out questions whose mean score over `tries` readings is not strictly between the two numbers;
+            None: nothing is read.
+        tries: readings per question for `between`.
 
     Raises:
-        UsageError: a number is wrong.
+        UsageError: a number is out of range.
     """
 
     without_context: int = 2
@@ -65,7 +68,11 @@ class Filters:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """How a set was made, and how far it is: the next position of the mixture, rows and bytes in the file, questions left out for each reason."""
+    """How a set was made, and how far it is.
+
+    `position` is the next position of the mixture, `rows` and `bytes` are in the file, `left_out` counts the questions
+    left out by reason.
+    """
 
     made: dict[str, Any]
     position: int = 0
@@ -75,14 +82,15 @@ class State:
 
 
 _STATE = TypeAdapter(State)
-Told = Callable[[Drawn, str | None, State], None]
-"""Is told of each question, why it was left out (None: it was kept), and how far the set is now."""
+OnQuestion = Callable[[Drawn, str | None, State], None]
+"""Called with each question, the reason it was left out (None: it was kept), and the state of the set after it."""
 
 
 class TrainingSet:
-    """A file of rows {question, answers, metric, task, length, facts, context}, and beside it (`.state.json`) how it was made and how far it is.
+    """A JSONL file of rows {question, answers, metric, task, length, facts, context}, and its state in `.state.json`.
 
-    The state says how much of the file counts: what a killed process wrote behind that is cut off, and its question is judged anew.
+    The state counts the bytes of the file that are valid: what a killed process wrote after them is cut off, and its
+    question is judged anew.
 
     Raises:
         UsageError: the file was not made here, or with other settings.
@@ -90,76 +98,75 @@ class TrainingSet:
 
     def __init__(self, path: str | Path, made: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        self._beside = self.path.with_name(f"{self.path.name}.state.json")
+        self._state_path = self.path.with_name(f"{self.path.name}.state.json")
         self.state = State(made=json.loads(json.dumps(made, default=str)))
         self._file: BinaryIO | None = None
-        if self._beside.exists():
-            self.state = self._known(self.state.made)
+        if self._state_path.exists():
+            self.state = self._load_state(self.state.made)
         elif self.path.is_file() and self.path.stat().st_size:
-            raise UsageError(
-                f"{str(path)!r} is there, and {self._beside.name}, which would say how it was made, is not; give another file"
-            )
+            missing = f"{self._state_path.name}, which would say how it was made, is not"
+            raise UsageError(f"{str(path)!r} is there, and {missing}; give another file")
 
     @contextmanager
     def writing(self) -> Iterator[TrainingSet]:
-        """While this is open nobody else writes to the file.
+        """Open the file for `add`; no other process or thread can write to it meanwhile.
 
         Raises:
-            UsageError: somebody does, or the file cannot be written, or is shorter than it was.
+            UsageError: another run writes to the file, it cannot be written, or it is shorter than its state says.
         """
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self.path}.lock", timeout=0), self.path.open("ab") as self._file:
-                self._save(
-                    self._known(self.state.made) if self._beside.exists() else self.state
-                )  # somebody may have gone on with it meanwhile
+        busy = UsageError(f"{str(self.path)!r} is being written by another run")
+        with ExitStack() as stack:
+            with files.accessing("write", self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(files.lock(f"{self.path}.lock", busy))
+                self._file = stack.enter_context(self.path.open("ab"))
+                if self._state_path.exists():  # another run may have added rows since this set was opened
+                    self.state = self._load_state(self.state.made)
+                self._save(self.state)
                 if self._file.tell() < self.state.bytes:
-                    raise UsageError(
-                        f"{str(self.path)!r} is shorter than when it was left; delete it and {self._beside.name} to begin anew"
-                    )
+                    problem = f"{str(self.path)!r} is shorter than when it was left"
+                    raise UsageError(f"{problem}; delete it and {self._state_path.name} to begin anew")
                 self._file.truncate(self.state.bytes)
-                yield self
-        except Timeout:
-            raise UsageError(f"{str(self.path)!r} is being written by another run") from None
-        except OSError as error:
-            raise UsageError(f"cannot write {str(self.path)!r}: {reason(error)}") from error
+            yield self
 
     def add(self, position: int, drawn: Drawn, reason: str | None) -> None:
-        """Write the question of a position, or count why it is left out; it is on the disk when this returns."""
+        """Write the question of a position, or count the reason it is left out; on return this is on the disk.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
         state = replace(self.state, position=position + 1)
         if reason is None:
             assert self._file is not None, "only while it is `writing`"
-            written = sum(self._file.write(piece.encode()) for piece in _row(drawn))
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            with files.accessing("write", self.path):
+                written = sum(self._file.write(piece.encode()) for piece in _row(drawn))
+                self._file.flush()
+                os.fsync(self._file.fileno())
             state = replace(state, rows=state.rows + 1, bytes=state.bytes + written)
         else:
             state = replace(state, left_out={**state.left_out, reason: state.left_out[reason] + 1})
         self._save(state)
 
     def _save(self, state: State) -> None:
-        half = self._beside.with_suffix(".tmp")
-        with half.open("wb") as file:
-            file.write(_STATE.dump_json(state, indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        half.replace(self._beside)
+        files.write(self._state_path, _STATE.dump_json(state, indent=1))
         self.state = state
 
-    def _known(self, wanted: Mapping[str, Any]) -> State:
+    def _load_state(self, settings: Mapping[str, Any]) -> State:
         try:
-            state = _STATE.validate_json(self._beside.read_bytes())
+            state = _STATE.validate_json(self._state_path.read_bytes())
         except (OSError, ValidationError) as error:
-            raise UsageError(
-                f"{str(self._beside)!r} does not say how {self.path.name} was made; delete both to begin anew"
-            ) from error
-        if other := differences(state.made, wanted):
-            raise UsageError(f"{str(self.path)!r} was made with other settings ({other}); give another file")
+            problem = f"{str(self._state_path)!r} does not say how {self.path.name} was made"
+            raise UsageError(f"{problem}; delete both to begin anew") from error
+        if changed := files.differences(state.made, settings):
+            raise UsageError(f"{str(self.path)!r} was made with other settings ({changed}); give another file")
         return state
 
 
 def made_with(mixture: Mixture, seed: int, reader: Reader, filters: Filters) -> dict[str, Any]:
-    """What decides which rows a set has, and in which order; its number of rows does not: a set can be made longer."""
+    """Return the settings that decide which rows a set has, in which order.
+
+    The number of rows is not among them: a set can be made longer.
+    """
     model = {
         "model": reader.backend.name,
         "backend": reader.backend.identity,
@@ -178,75 +185,72 @@ def build(
     data: Data,
     reader: Reader,
     filters: Filters | None = None,
-    told: Told | None = None,
+    on_question: OnQuestion | None = None,
 ) -> State:
-    """Add questions of a mixture until the set has so many rows, or each question of every task has stood there once.
+    """Add questions of a mixture until the set has `rows` rows, or each question of every task was drawn once.
 
-    Lengths are drawn from all that a task has: a curriculum is for the training that reads the set. A run that was interrupted goes on with the next
-    question, and where the model answers the same to the same prompt the file becomes the same.
+    Lengths are drawn from all lengths of a task; a curriculum is for the training that reads the set. An interrupted
+    run resumes with the next question. Where the model gives the same reply to the same prompt, the file is the same.
 
     Raises:
-        UsageError: a setting is wrong, the file is in use, or of the last `PATIENCE` questions none was kept.
-        BackendError: the model failed; what is written stays.
+        UsageError: a setting is wrong, the file is in use, or none of the last `PATIENCE` questions was kept.
+        BackendError: the model failed; the rows written so far stay.
     """
     check_int(rows=rows)
-    filters, backend, barren = filters or Filters(), reader.backend, 0
+    filters, backend, left_out_in_a_row = filters or Filters(), reader.backend, 0
+    batch_size = max(backend.batch_size, backend.concurrency)
     with into.writing():
-        positions = _fresh(mixture, into.state.position, seed, data)
-        while into.state.rows < rows and (
-            batch := list(itertools.islice(positions, max(backend.batch_size, backend.concurrency)))
-        ):
+        positions = _first_pass(mixture, into.state.position, seed, data)
+        while into.state.rows < rows and (batch := list(itertools.islice(positions, batch_size))):
             drawn = [mixture.draw(position, seed=seed, share=1, data=data, count=backend.count) for position in batch]
             for position, question, reason in zip(batch, drawn, _reasons(reader, filters, drawn), strict=True):
                 into.add(position, question, reason)
-                if told:
-                    told(question, reason, into.state)
-                barren = 0 if reason is None else barren + 1
-                if barren == PATIENCE:
-                    raise UsageError(
-                        f"of the last {PATIENCE} questions none was kept ({_counts(into.state)}); change the mixture or the filters"
-                    )
+                if on_question:
+                    on_question(question, reason, into.state)
+                left_out_in_a_row = 0 if reason is None else left_out_in_a_row + 1
+                if left_out_in_a_row == PATIENCE:
+                    problem = f"of the last {PATIENCE} questions none was kept ({_counts(into.state)})"
+                    raise UsageError(f"{problem}; change the mixture or the filters")
                 if into.state.rows == rows:
                     break
     return into.state
 
 
-def _fresh(mixture: Mixture, start: int, seed: int, data: Data) -> Iterator[int]:
-    """The positions from `start` on whose question has not stood before."""
+def _first_pass(mixture: Mixture, start: int, seed: int, data: Data) -> Iterator[int]:
+    """Yield the positions from `start` on whose question was not drawn before."""
     for position in itertools.count(start):
-        if mixture.turn(position, seed=seed, data=data).epoch == 0:
+        if mixture.slot(position, seed=seed, data=data).epoch == 0:
             yield position
         elif mixture.used_up(position, seed=seed, data=data):
             return
 
 
 def _reasons(reader: Reader, filters: Filters, drawn: Sequence[Drawn]) -> list[str | None]:
-    """Why each question is left out; None: it is not."""
+    """Return for each question why it is left out; None: it is kept."""
     known = _known(reader, filters.without_context, drawn)
     reasons = [KNOWN if n in known else None for n in range(len(drawn))]
     if filters.between is not None:
         low, high = filters.between
-        left = [n for n in range(len(drawn)) if n not in known]
-        for n, mean in zip(left, _means(reader, filters.tries, [drawn[n] for n in left]), strict=True):
+        unknown = [n for n in range(len(drawn)) if n not in known]
+        for n, mean in zip(unknown, _mean_scores(reader, filters.tries, [drawn[n] for n in unknown]), strict=True):
             reasons[n] = HARD if mean <= low else EASY if mean >= high else None
     return reasons
 
 
 def _known(reader: Reader, tries: int, drawn: Sequence[Drawn]) -> set[int]:
-    """Which of the questions the model answers without having read anything, in one of so many tries."""
+    """Return the indices of the questions that the model answers without the document in one of `tries` tries."""
     known: set[int] = set()
     for _ in range(tries):
-        asked = [n for n in range(len(drawn)) if n not in known]
-        for n, reply in zip(
-            asked, _replies(reader, [_prompt(reader, drawn[n].sample.question) for n in asked]), strict=True
-        ):
+        unknown = [n for n in range(len(drawn)) if n not in known]
+        replies = _replies(reader, [_closed_book_prompt(reader, drawn[n].sample.question) for n in unknown])
+        for n, reply in zip(unknown, replies, strict=True):
             if drawn[n].task.score(reader.prompts.parse_answer(reply.text), drawn[n].sample) >= 1:
                 known.add(n)
     return known
 
 
-def _prompt(reader: Reader, question: str) -> Prompt:
-    content = _ASKED.replace("{question}", harmless(question, ("question",)))
+def _closed_book_prompt(reader: Reader, question: str) -> Prompt:
+    content = _CLOSED_BOOK.replace("{question}", harmless(question, ("question",)))
     return Prompt(
         index=0,
         phase="answer",
@@ -256,7 +260,7 @@ def _prompt(reader: Reader, question: str) -> Prompt:
 
 
 def _replies(reader: Reader, prompts: Sequence[Prompt]) -> list[Reply]:
-    """The model's replies, as many at a time as its backend makes."""
+    """Return the model's replies, computed in batches or side by side as its backend allows."""
     backend = reader.backend
     if backend.batch_size == 1:
         pool, cancelled = ThreadPoolExecutor(backend.concurrency), threading.Event()
@@ -266,7 +270,7 @@ def _replies(reader: Reader, prompts: Sequence[Prompt]) -> list[Reply]:
                 call.result()
             return [call.result() for call in calls]
         finally:
-            cancelled.set()  # an interrupt, or a failure, does not wait for what is running
+            cancelled.set()  # an interrupt, or a failure, does not wait for the running calls
             pool.shutdown(wait=False, cancel_futures=True)
     replies = []
     for outcome in reader.calls.complete_batch(backend, prompts) if prompts else ():
@@ -276,27 +280,29 @@ def _replies(reader: Reader, prompts: Sequence[Prompt]) -> list[Reply]:
     return replies
 
 
-def _means(reader: Reader, tries: int, drawn: Sequence[Drawn]) -> Iterator[float]:
-    """The mean score of so many readings of each question; a document is chunked once for all of its readings."""
-    documents = [(question, question.sample.document()) for question in drawn]
-    readings = iter(
-        reader.read_many((question.sample.question, document) for question, document in documents for _ in range(tries))
-    )
+def _mean_scores(reader: Reader, tries: int, drawn: Sequence[Drawn]) -> Iterator[float]:
+    """Yield the mean score of `tries` readings of each question; a document is chunked once for all its readings."""
+    jobs = [(question.sample.question, question.sample.document()) for question in drawn]
+    readings = iter(reader.read_many(job for job in jobs for _ in range(tries)))
     for question in drawn:
         yield sum(_score(question, reading) for reading in itertools.islice(readings, tries)) / tries
 
 
 def _score(question: Drawn, reading: Reading) -> float:
-    """That of the answer. A reading without one is wrong, but a model that said nothing at all, or may be there again soon, is no measure."""
-    if reading.error and not (
-        isinstance(reading.error, BackendError) and reading.steps and not reading.error.retryable
-    ):
-        raise reading.error
+    """Return the score of the answer; a reading without an answer is wrong.
+
+    Raises:
+        MemAgentError: the reading failed before its first reply, or for a reason that may pass; it measures nothing.
+    """
+    if error := reading.error:
+        measured = isinstance(error, BackendError) and reading.steps and not error.retryable
+        if not measured:
+            raise error
     return question.task.score(reading.answer or "", question.sample)
 
 
 def _row(drawn: Drawn) -> Iterator[str]:
-    """The row as JSON, in pieces: nobody holds the document whole."""
+    """Yield the row as pieces of JSON, so that the document is never held whole."""
     sample = drawn.sample
     head = {
         "question": sample.question,
@@ -317,5 +323,5 @@ def _counts(state: State) -> str:
 
 
 def summary(state: State) -> str:
-    """What became of the questions, in one line."""
+    """Return in one line how many questions were kept and how many were left out, by reason."""
     return f"{state.rows:,} rows of {state.rows + sum(state.left_out.values()):,} questions: {_counts(state)}"

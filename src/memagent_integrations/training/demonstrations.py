@@ -1,4 +1,4 @@
-"""Readings as they should go, to warm a model up on: the gold facts seen so far are the memory, the gold answer is the answer."""
+"""Constructed readings for the warm start: the memory holds the gold facts seen so far, the answer is the gold one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memagent_integrations.records import Chunk, Message, Phase, Prompt, Reply
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A prompt of a reading, and what the model should reply to it."""
+    """A prompt of a reading, and the reply that the model should give."""
 
     messages: tuple[Message, ...]
     target: str
@@ -25,23 +25,23 @@ class Example:
 
 
 def examples(task: Task, sample: Sample, reader: Reader) -> Iterator[Example]:
-    """The prompts of a sample's reading in their order, each with its target; the reader's model is not asked.
+    """Yield the prompts of a sample's reading in order, each with its target reply; the model is not called.
 
-    After each chunk the memory is a line for each gold fact whose end was read until then: its text, or only its keys where the texts of all facts
-    together do not fit the memory (those that save most are shortened first). A chunk without a gold fact has the prompt set's "no change" as its
-    target, and where the set has none the memory again. The prompts are those of `Reader.read`: the loop is sent the targets as replies.
+    The target memory after a chunk has one line for each gold fact whose end has been read: its text, or only its keys
+    where the texts of all facts together do not fit the memory (the facts that save most are shortened first). A chunk
+    without a gold fact has the prompt set's "no change" as its target, or the memory again where the set has none. The
+    prompts equal those of `Reader.read`: the same loop runs, and gets the targets as replies.
 
     Raises:
-        UsageError: the sample has no gold facts, or their keys do not fit the memory; or the document is empty.
+        UsageError: the sample has no gold facts, their keys do not fit the memory, or the document is empty.
     """
     if not sample.facts:
-        raise UsageError(
-            f"the sample {sample.id} has no gold facts, so nobody knows what its memory should hold; leave {task.name} out"
-        )
-    notes, seen = _Notes(sample, reader), _Seen(reader.chunks(sample.document()))
+        problem = f"the sample {sample.id} has no gold facts, so nobody knows what its memory should hold"
+        raise UsageError(f"{problem}; leave {task.name} out")
+    memory, chunks = _TargetMemory(sample, reader), _Chunks(reader.chunks(sample.document()))
     turns = reading_loop(
         sample.question,
-        seen,
+        chunks,
         prompts=reader.prompts,
         budgets=reader.budgets,
         count=reader.count,
@@ -50,15 +50,18 @@ def examples(task: Task, sample: Sample, reader: Reader) -> Iterator[Example]:
     with closing(turns):
         state = advance(turns, None)
         while isinstance(state, Prompt):
-            target = _boxed(task.gold(sample), reader.prompts) if state.phase == "answer" else notes.after(seen.end)
+            if state.phase == "answer":
+                target = _format_answer(task.gold(sample), reader.prompts)
+            else:
+                target = memory.after(chunks.end)
             yield Example(messages=state.messages, target=target, phase=state.phase)
             state = advance(turns, Reply(text=target, finish_reason="stop"))
     if state.error:
         raise state.error
 
 
-class _Seen:
-    """The chunks, and where the last one that was taken ends."""
+class _Chunks:
+    """Pass chunks on, and remember in `end` where the last one ends (in characters of the document)."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
         self._chunks = chunks
@@ -70,29 +73,29 @@ class _Seen:
             yield chunk
 
 
-class _Notes:
-    """What the memory should hold, from chunk to chunk."""
+class _TargetMemory:
+    """What the memory should hold, chunk by chunk."""
 
     def __init__(self, sample: Sample, reader: Reader) -> None:
-        placed = sorted(zip(fact_places(sample), sample.facts, strict=True), key=lambda pair: pair[0])
-        self._ends = [place + len(fact.text) for place, fact in placed]
-        self._lines = _lines([fact for _, fact in placed], reader)
+        by_place = sorted(zip(fact_places(sample), sample.facts, strict=True), key=lambda pair: pair[0])
+        self._ends = [place + len(fact.text) for place, fact in by_place]
+        self._lines = _memory_lines([fact for _, fact in by_place], reader)
         self._prompts = reader.prompts
-        self._read = 0
+        self._facts_read = 0
 
     def after(self, end: int) -> str:
-        """The reply to a chunk that ends at this character of the document."""
-        read = sum(place <= end for place in self._ends)
-        new, self._read = read > self._read, read
-        if not new and self._prompts.no_change:
+        """Return the target reply to a chunk that ends at this character of the document."""
+        facts_read = sum(place <= end for place in self._ends)
+        changed, self._facts_read = facts_read > self._facts_read, facts_read
+        if not changed and self._prompts.no_change:
             return self._prompts.no_change
-        return "\n".join(self._lines[:read]) or self._prompts.empty_memory
+        return "\n".join(self._lines[:facts_read]) or self._prompts.empty_memory
 
 
-def _lines(facts: Sequence[Fact], reader: Reader) -> list[str]:
-    """A line for each fact, all of them within the memory: texts, which become keys, the longest first, as long as they do not fit."""
+def _memory_lines(facts: Sequence[Fact], reader: Reader) -> list[str]:
+    """Return a line for each fact: its text, or its keys (the largest savings first) until all lines fit the memory."""
     limit = min(reader.budgets.memory_tokens, reader.budgets.output("memory"))
-    harmless = reader.prompts.harmless  # as the chunk shows them
+    harmless = reader.prompts.harmless  # facts as the prompt of the chunk shows them
     lines = [harmless(" ".join(fact.text.split())) for fact in facts]
     short = [harmless(", ".join(fact.keys)) or line for fact, line in zip(facts, lines, strict=True)]
     by_saving = sorted(range(len(facts)), key=lambda n: len(short[n]) - len(lines[n]))
@@ -101,11 +104,10 @@ def _lines(facts: Sequence[Fact], reader: Reader) -> list[str]:
             break
         lines[n] = short[n]
     if (tokens := reader.count("\n".join(lines))) > limit:
-        raise UsageError(
-            f"the keys of the gold facts have {tokens} tokens, and the memory holds {limit}; raise memory_tokens or output_tokens"
-        )
+        problem = f"the keys of the gold facts have {tokens} tokens, and the memory holds {limit}"
+        raise UsageError(f"{problem}; raise memory_tokens or output_tokens")
     return lines
 
 
-def _boxed(answer: str, prompts: PromptSet) -> str:
+def _format_answer(answer: str, prompts: PromptSet) -> str:
     return f"\\boxed{{{answer}}}" if prompts.answer_format == "boxed" else answer

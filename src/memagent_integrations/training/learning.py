@@ -1,8 +1,8 @@
 """From rollouts to gradients: the loss of multi-conversation DAPO over the conversations of a batch.
 
-The mean runs over all tokens of all conversations of all processes (token mean): a long conversation weighs more than a short one. Dealing a batch
-into several optimizer steps leaves all tokens equal: each step divides by the mean number of tokens of a step, not by its own. Source: MemAgent
-(arXiv:2507.02259), section 4.
+The mean runs over all tokens of all conversations of all processes (token mean): a long conversation weighs more than a
+short one. All tokens also weigh the same where a batch is dealt into several optimizer steps: each step divides by the
+mean number of tokens per step, not by its own number. Source: MemAgent (arXiv:2507.02259), section 4.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from memagent_integrations.training.settings import Settings
 class Rows:
     """The conversations of a batch, each with the advantage of its rollout.
 
-    `old` and `reference` are the log-probabilities of what each wrote, by the policy when the batch began and by the start policy. None: those of the
-    first forward pass or of the sampling, as `Settings.rescore` says, and no reference.
+    `old` and `reference` are the log-probabilities of what each wrote, under the policy at the beginning of the batch
+    and under the start policy. `old` None: those of the first forward pass (`Settings.rescore`), else of the sampling.
+    `reference` None: no divergence term.
     """
 
     conversations: Sequence[Sampled]
@@ -46,25 +47,22 @@ def backward(
     sums: Sums,
     moved: bool = False,
 ) -> None:
-    """Add the gradients of some of the rows to those of the model; `tokens` is what the loss is divided by.
+    """Add the gradients of the rows in `shared` to those of the model; the loss is divided by `tokens`.
 
-    `moved`: the policy has been updated since it wrote the rows, so that its probabilities are others for that reason too.
+    `moved` says that the policy has been updated since it wrote the rows, so its probabilities have changed too.
     """
     for part in forwards(model, rows.conversations, shared, temperature=settings.temperature, tokens=settings.tokens):
         torch.autograd.backward(_loss(part, rows, settings, sums, moved) / tokens)
 
 
 def _loss(part: MicroBatch, rows: Rows, settings: Settings, sums: Sums, moved: bool) -> Tensor:
-    """The loss of a part, summed over its tokens."""
+    """Return the loss of a part, summed over its tokens."""
     new = part.logprobs
     sampled = _flat([torch.tensor(rows.conversations[number].logprobs) for number in part.rows], new)
-    old = (
-        _flat([rows.old[number] for number in part.rows], new)
-        if rows.old is not None
-        else new.detach()
-        if settings.rescore
-        else sampled
-    )
+    if rows.old is not None:
+        old = _flat([rows.old[number] for number in part.rows], new)
+    else:
+        old = new.detach() if settings.rescore else sampled
     if rows.old is not None or not moved:
         sums.add("gap", ((new if rows.old is None else old) - sampled).abs())
     each = torch.tensor([rows.advantages[number] for number in part.rows], dtype=new.dtype, device=new.device)

@@ -1,4 +1,4 @@
-"""What one token adds to the loss. All tensors are flat: the tokens of all conversations, one after the other."""
+"""The loss of each token. All tensors are flat: the tokens of all conversations, one after the other."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from torch import Tensor
 
 from memagent_integrations.checks import check_number
 
-_FAR = 20.0  # differences of log-probabilities beyond this are taken as this: exp() of more means nothing
+_FAR = 20.0  # differences of log-probabilities are clamped to this, so that exp() stays finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clip:
-    """How far a token's probability may move in one batch of rollouts before it stops to count.
+    """How far a token's probability may move in one batch of rollouts before its gradient becomes 0.
 
-    With a positive advantage a token stops counting where its ratio of new to old probability is above 1 + `high`, with a negative one where it is
-    below 1 - `low`; with a negative one its loss is at most `dual` times |advantage| (`math.inf`, in TOML `inf`: no bound). Sources: PPO
-    (arXiv:1707.06347); two bounds, DAPO (arXiv:2503.14476); dual clip, arXiv:1912.09729. The values are those of MemAgent (arXiv:2507.02259).
+    With a positive advantage that is where the ratio of new to old probability exceeds 1 + `high`, with a negative one
+    where it falls below 1 - `low`. With a negative advantage the loss is also at most `dual` times |advantage|
+    (`math.inf`, in TOML `inf`: no bound). Sources: PPO (arXiv:1707.06347); two bounds, DAPO (arXiv:2503.14476); dual
+    clip, arXiv:1912.09729. The defaults are those of MemAgent (arXiv:2507.02259).
 
     Raises:
-        UsageError: a bound is no such number.
+        UsageError: a bound is out of range.
     """
 
     low: float = 0.2
@@ -37,10 +38,12 @@ class Clip:
 
 
 def policy_loss(new: Tensor, old: Tensor, advantage: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) of each token, for A < 0 at most dual |A|; and whether a bound holds it (then it has no gradient).
+    """Return the loss of each token, and whether a bound clips it (then it has no gradient).
 
-    Shapes: new, old, advantage (tokens,): log-probabilities of the tokens under the policy that learns and the one that wrote them, and the
-    advantage of their rollout. Result: two of (tokens,). Gradients go through `new` alone.
+    The loss is -min(r A, clip(r, 1 - low, 1 + high) A), and for A < 0 at most dual |A|, where r = exp(new - old).
+
+    Shapes: new, old, advantage (tokens,): log-probabilities of the tokens under the policy that learns and the one that
+    wrote them, and the advantage of their rollout. Result: two of (tokens,). Gradients flow through `new` alone.
     """
     ratio = (new - old).clamp(-_FAR, _FAR).exp()
     free, bound = -ratio * advantage, -ratio.clamp(1 - clip.low, 1 + clip.high) * advantage
@@ -61,9 +64,10 @@ def token_loss(
     reference: Tensor | None = None,
     beta: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """What each token adds to the sum that is minimised: `weight` times its clipped loss, and `beta` times its divergence from the reference.
+    """Return `weight` times the clipped loss of each token plus `beta` times its divergence from the reference.
 
-    Shapes and the second result: as `policy_loss`. The mean is taken over all tokens of all conversations (MemAgent, arXiv:2507.02259, section 4).
+    Shapes and the second result: as `policy_loss`. The caller takes the mean over all tokens of all conversations
+    (MemAgent, arXiv:2507.02259, section 4).
     """
     loss, clipped = policy_loss(new, old, advantage, clip)
     loss = loss * weight
@@ -71,18 +75,24 @@ def token_loss(
 
 
 def kl(new: Tensor, reference: Tensor) -> Tensor:
-    """exp(d) - d - 1 with d = reference - new, in nats: an estimate of KL(policy, reference) without bias at each token, never negative.
+    """Return an unbiased estimate of KL(policy, reference) at each token, in nats; it is never negative.
 
-    Shapes: log-probabilities (tokens,), result (tokens,). Source: the estimator k3 of J. Schulman, "Approximating KL divergence", 2020.
+    The estimate is exp(d) - d - 1 with d = reference - new.
+
+    Shapes: log-probabilities (tokens,), result (tokens,). Source: the estimator k3 of J. Schulman, "Approximating KL
+    divergence", 2020.
     """
     difference = (reference - new).clamp(-_FAR, _FAR)
     return difference.exp() - difference - 1
 
 
 def correction(old: Tensor, sampled: Tensor, most: float) -> Tensor:
-    """The weight of each token whose sampler computed other probabilities than the trainer does: p of the trainer / p of the sampler, at most `most`.
+    """Return the weight of each token: its probability by the trainer / that by the sampler, at most `most`.
 
-    Shapes: log-probabilities (tokens,) by the trainer and by the sampler, result (tokens,). Source: truncated importance sampling (E. Ionides, 2008),
-    for rollouts by another engine as in "Your efficient RL framework secretly brings you off-policy RL training" (F. Yao and others, 2025).
+    It corrects for a sampler that computes other probabilities than the trainer.
+
+    Shapes: log-probabilities (tokens,) by the trainer and by the sampler, result (tokens,). Source: truncated
+    importance sampling (E. Ionides, 2008), for rollouts by another engine as in "Your efficient RL framework secretly
+    brings you off-policy RL training" (F. Yao and others, 2025).
     """
     return (old - sampled).clamp(-_FAR, _FAR).exp().clamp(max=most)

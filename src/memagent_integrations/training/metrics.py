@@ -1,4 +1,4 @@
-"""Figures of a training: means over all tokens, steps or rollouts of all processes, one line a batch in a JSONL file."""
+"""Metrics of a training: means over all tokens, steps or rollouts of all processes, one JSON line per batch."""
 
 from __future__ import annotations
 
@@ -10,77 +10,77 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memagent_integrations import files
 from memagent_integrations.errors import UsageError
-from memagent_integrations.files import reason
 
 
 class Sums:
-    """Sums that become means: added up on the way, in any order, over all processes at the end."""
+    """Sums that become means: filled in any order in each process, added up over all processes at the end."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, float]] = {}
 
     def add(self, name: str, values: Tensor | Sequence[float], count: float | None = None) -> None:
-        """Add values to the mean of this name; `count`: of how many things they are, if not one each."""
+        """Add values to the mean called `name`; `count` is what they are divided by, if not their number."""
         total = values.detach().cpu().double().sum().item() if isinstance(values, Tensor) else sum(values)
-        before, things = self._sums.get(name, (0.0, 0.0))
-        self._sums[name] = before + total, things + (len(values) if count is None else count)
+        total_before, count_before = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = total_before + total, count_before + (len(values) if count is None else count)
 
     def means(self, accelerator: Any, names: Iterable[str]) -> dict[str, float]:
-        """The means of these names over all processes, which have to ask for the same; of what nobody added there is none."""
-        asked = list(names)
-        added = totals(accelerator, [number for name in asked for number in self._sums.get(name, (0.0, 0.0))])
-        pairs = zip(added[::2], added[1::2], strict=True)
-        return {name: total / count for name, (total, count) in zip(asked, pairs, strict=True) if count}
+        """Return these means over all processes, without those that nobody added to.
+
+        Every process has to call this with the same names.
+        """
+        names = list(names)
+        summed = totals(accelerator, [number for name in names for number in self._sums.get(name, (0.0, 0.0))])
+        pairs = zip(summed[::2], summed[1::2], strict=True)
+        return {name: total / count for name, (total, count) in zip(names, pairs, strict=True) if count}
 
 
 def totals(accelerator: Any, values: Sequence[float]) -> list[float]:
-    """Each of the values, added up over all processes."""
+    """Return each value added up over all processes."""
     if accelerator.num_processes == 1:
         return list(values)
-    added: list[float] = accelerator.reduce(
-        torch.tensor(values, dtype=torch.float64, device=accelerator.device), reduction="sum"
-    ).tolist()
-    return added
+    tensor = torch.tensor(values, dtype=torch.float64, device=accelerator.device)
+    summed: list[float] = accelerator.reduce(tensor, reduction="sum").tolist()
+    return summed
 
 
 def write(path: Path, metrics: Mapping[str, Any]) -> None:
-    """Add a line.
+    """Append a line.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics) + "\n")
-    except OSError as error:
-        raise UsageError(f"cannot write {str(path)!r}: {reason(error)}") from error
+    with files.accessing("write", path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(metrics) + "\n")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines that are whole, each with its "step".
+    """Return the complete lines, each with its "step"; an unfinished last line is left out.
 
     Raises:
-        UsageError: the file holds something else.
+        UsageError: the file cannot be read, or a line holds no metrics.
     """
     if not path.exists():
         return []
     lines = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    for number, line in enumerate(files.read_bytes(path).split(b"\n")[:-1], 1):
         try:
-            lines.append({"step": int((found := json.loads(line))["step"])} | found)
+            metrics = json.loads(line)
+            lines.append({"step": int(metrics["step"])} | metrics)
         except (ValueError, TypeError, KeyError) as error:
-            raise UsageError(
-                f"{path}, line {number} is no line of metrics ({type(error).__name__}: {error})"
-            ) from error
+            problem = f"{type(error).__name__}: {error}"
+            raise UsageError(f"{path}, line {number} is no line of metrics ({problem})") from error
     return lines
 
 
 def rewind(path: Path, step: int) -> None:
-    """Take away the lines behind those of batch `step`, which are made again; at the beginning all of them."""
-    if not path.exists():
-        return
-    lines = [metrics for metrics in read(path) if metrics["step"] <= step and step]
-    new = path.with_name(f"{path.name}.new")
-    new.write_text("".join(json.dumps(metrics) + "\n" for metrics in lines), encoding="utf-8")
-    new.replace(path)
+    """Delete the lines after batch `step`, which is done again; at step 0 all lines.
+
+    Raises:
+        UsageError: the file cannot be read or written.
+    """
+    if path.exists():
+        kept = [metrics for metrics in read(path) if metrics["step"] <= step and step]
+        files.write(path, "".join(json.dumps(metrics) + "\n" for metrics in kept))

@@ -1,4 +1,4 @@
-"""What a training draws its questions from: tasks, their lengths and weights, in a file."""
+"""The mixture that a training draws its questions from: tasks, their lengths and weights, in a file."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Curriculum = Literal["all", "growing"]
 SEEDS = 1 << 30
 """The least seed of a sample that is drawn for training. Evaluation stays below it."""
 
-_HANDS = 5040  # divided by all numbers up to 10: the weights that people give are exact
-_INSTEAD = {
+_ROUND = 5040  # draws in a round, before division by the counts' gcd; divisible by all numbers up to 10
+_TRAINING_TASKS = {  # the task to train on in place of one for evaluation
     "ruler_hqa": "hqa_train",
     "qa_2": "hqa_train",
     "qa_1": "squad_train",
@@ -38,10 +38,15 @@ _INSTEAD = {
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A task of a mixture: a name of `evaluation.tasks`, the lengths of its documents in its unit, and how often it is drawn beside the others.
+    """A task of a mixture.
+
+    Args:
+        name: a name of `evaluation.tasks`.
+        lengths: the lengths of its documents, in its unit.
+        weight: how often it is drawn, relative to the others.
 
     Raises:
-        UsageError: a length or the weight is no such number.
+        UsageError: a length or the weight is out of range.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -60,7 +65,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A question to train on; `length` is in the task's unit, 0 where documents are as long as they are."""
+    """A question to train on; `length` is in the task's unit, 0 where documents have a length of their own."""
 
     task: Task
     length: int
@@ -68,8 +73,8 @@ class Drawn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
-    """What stands at a position: sample `number` of a task, in its pass number `epoch` through the task (always 0 where a task has no end)."""
+class Slot:
+    """The question at a position: sample `number` of a task, in pass `epoch` through it (0 if the task is endless)."""
 
     task: Task
     part: Part
@@ -79,12 +84,13 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """Tasks that are drawn from in turns, in proportion to their weights (to 1 in 5,040) and in an order that a seed decides.
+    """Tasks to draw from in proportion to their weights (to 1 in 5,040), in an order that a seed decides.
 
-    `curriculum`: "all" draws every length of a task from the beginning, "growing" at share p of a run only the first 1 + floor(p x lengths).
+    `curriculum` "all" draws every length of a task from the beginning; "growing" draws, at share p of a run, only the
+    first 1 + floor(p * lengths).
 
     Raises:
-        UsageError: there is no task, one stands there twice, or there is no such curriculum.
+        UsageError: there is no task, a task occurs twice, or the curriculum is unknown.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -103,7 +109,7 @@ class Mixture:
 
     @classmethod
     def load(cls, path: str | Path) -> Mixture:
-        """The mixture in a TOML file: `curriculum`, and a table `[[task]]` with `name`, `lengths` and `weight` for each task.
+        """Read a TOML file: `curriculum`, and for each task a table `[[task]]` with `name`, `lengths` and `weight`.
 
         Raises:
             UsageError: the file cannot be read, or is no mixture; the message names the key.
@@ -111,97 +117,96 @@ class Mixture:
         return tables.load(path, _MIXTURE, "mixture")
 
     def tasks(self, data: Data) -> tuple[Task, ...]:
-        """The tasks, each loaded once and kept.
+        """Return the tasks, each loaded once and kept.
 
         Raises:
-            UsageError: a task is unknown, is one for evaluation, needs lengths or has none; or its data are missing.
+            UsageError: a task is unknown, is for evaluation, or has no lengths where it needs them (or lengths where it
+                takes none); or its data are missing.
         """
-        return tuple(_task(part, data) for part in self.parts)
+        return tuple(_load_task(part, data) for part in self.parts)
 
     def draw(self, position: int, *, seed: int, share: float, data: Data, count: Counter) -> Drawn:
-        """The question at a position (from 0), when `share` (0.0 to 1.0) of the run is over: the same arguments, the same question.
+        """Return the question at a position (from 0) when `share` (0.0 to 1.0) of the run is over.
 
-        Positions that follow one another go through all questions of a task before one of them comes again, then in another order and with other
-        paragraphs or books around it. Seeds of samples are hashes of `seed`, `SEEDS` at least: an evaluation whose seed is smaller never makes
-        the same document. Tasks with a finite number of questions are those of `evaluation.tasks.TRAINING` and files alone.
+        The same arguments give the same question. Consecutive positions go through all questions of a task before one
+        repeats, then in another order and with other paragraphs or books around them. Seeds of samples are hashes of
+        `seed`, and at least `SEEDS`: an evaluation with a smaller seed never makes the same document. The only tasks
+        with a finite number of questions are those of `evaluation.tasks.TRAINING`, and files.
 
         Raises:
             UsageError: as `tasks`, or the document cannot be made in this length.
         """
-        turn = self.turn(position, seed=seed, data=data)
-        length = self._length(turn.part, f"{seed}/{position}", share)
-        made = _seed(seed, turn.task.name, turn.epoch)
-        return Drawn(task=turn.task, length=length, sample=turn.task.make(length, made, turn.number, count))
+        slot = self.slot(position, seed=seed, data=data)
+        length = self._length(slot.part, f"{seed}/{position}", share)
+        sample_seed = _sample_seed(seed, slot.task.name, slot.epoch)
+        return Drawn(task=slot.task, length=length, sample=slot.task.make(length, sample_seed, slot.number, count))
 
-    def turn(self, position: int, *, seed: int, data: Data) -> Turn:
-        """What stands at a position; no document is made.
+    def slot(self, position: int, *, seed: int, data: Data) -> Slot:
+        """Return which question is at a position, without making its document.
 
         Raises:
             UsageError: as `tasks`.
         """
-        which, before = self._dealt(position, seed)
-        task = self.tasks(data)[which]
-        epoch, number = divmod(before[which], task.size) if task.size else (0, before[which])
-        return Turn(task=task, part=self.parts[which], epoch=epoch, number=number)
+        index, draws_before = self._deal(position, seed)
+        task = self.tasks(data)[index]
+        before = draws_before[index]
+        epoch, number = divmod(before, task.size) if task.size else (0, before)
+        return Slot(task=task, part=self.parts[index], epoch=epoch, number=number)
 
     def used_up(self, position: int, *, seed: int, data: Data) -> bool:
-        """Whether every question of every task stands before this position."""
-        _, before = self._dealt(position, seed)
-        return all(
-            task.size is not None and drawn >= task.size for task, drawn in zip(self.tasks(data), before, strict=True)
-        )
+        """Return whether every question of every task comes before this position."""
+        _, draws_before = self._deal(position, seed)
+        pairs = zip(self.tasks(data), draws_before, strict=True)
+        return all(task.size is not None and drawn >= task.size for task, drawn in pairs)
 
-    def _dealt(self, position: int, seed: int) -> tuple[int, tuple[int, ...]]:
-        """Which task stands at a position, and how often each was drawn before it."""
+    def _deal(self, position: int, seed: int) -> tuple[int, tuple[int, ...]]:
+        """Return the index of the task at a position, and how often each task was drawn before it."""
         check_int(least=0, position=position, seed=seed)
-        rounds, place = divmod(position, sum(self._hands))
-        order = _order(self._hands, f"{seed}/{rounds}")
-        before = (rounds * hands + order[:place].count(which) for which, hands in enumerate(self._hands))
-        return order[place], tuple(before)
+        rounds, within = divmod(position, sum(self._draws_per_round))
+        order = _round_order(self._draws_per_round, f"{seed}/{rounds}")
+        before = (rounds * draws + order[:within].count(index) for index, draws in enumerate(self._draws_per_round))
+        return order[within], tuple(before)
 
     @cached_property
-    def _hands(self) -> tuple[int, ...]:
-        """How often each task is drawn in a round, after which the next begins."""
+    def _draws_per_round(self) -> tuple[int, ...]:
+        """How often each task is drawn in a round, by the method of largest remainders."""
         total = sum(part.weight for part in self.parts)
-        exact = [part.weight / total * _HANDS for part in self.parts]
-        hands = [max(int(share), 1) for share in exact]
-        for which in sorted(range(len(hands)), key=lambda which: hands[which] - exact[which])[
-            : max(_HANDS - sum(hands), 0)
-        ]:
-            hands[which] += 1
-        return tuple(number // gcd(*hands) for number in hands)
+        exact = [part.weight / total * _ROUND for part in self.parts]
+        draws = [max(int(number), 1) for number in exact]
+        by_remainder = sorted(range(len(draws)), key=lambda index: draws[index] - exact[index])
+        for index in by_remainder[: max(_ROUND - sum(draws), 0)]:
+            draws[index] += 1
+        return tuple(number // gcd(*draws) for number in draws)
 
     def _length(self, part: Part, key: str, share: float) -> int:
         check_number(most=1, share=share)
         if not part.lengths:
             return 0
-        known = (
-            min(1 + int(share * len(part.lengths)), len(part.lengths))
-            if self.curriculum == "growing"
-            else len(part.lengths)
-        )
-        return random.Random(f"{key}/length").choice(part.lengths[:known])
+        allowed = len(part.lengths)
+        if self.curriculum == "growing":
+            allowed = min(1 + int(share * allowed), allowed)
+        return random.Random(f"{key}/length").choice(part.lengths[:allowed])
 
 
 _MIXTURE = TypeAdapter(Mixture)
 
 
 @lru_cache(maxsize=256)
-def _task(part: Part, data: Data) -> Task:
+def _load_task(part: Part, data: Data) -> Task:
     task = tasks.load(part.name, data)
     if task.size is not None and part.name not in tasks.TRAINING and not part.name.startswith(PREFIX):
-        instead = _INSTEAD.get(part.name) or part.name.replace("babilong_", "babilong_train_")
-        hint = f"train on {instead}" if instead in tasks.TRAINING else f"train on others: {', '.join(tasks.TRAINING)}"
+        other = _TRAINING_TASKS.get(part.name) or part.name.replace("babilong_", "babilong_train_")
+        hint = f"train on {other}" if other in tasks.TRAINING else f"train on others: {', '.join(tasks.TRAINING)}"
         raise UsageError(f"the questions of {part.name} are for evaluation; {hint}")
     check_lengths(part.name, task, part.lengths)
     return task
 
 
 def check_lengths(name: str, task: Task, lengths: tuple[int, ...]) -> None:
-    """See that a task has lengths where it needs them, and nowhere else.
+    """Check that a task is given lengths if it needs them, and none otherwise; `name` is for the message.
 
     Raises:
-        UsageError: it has not; `name` is how the caller knows it.
+        UsageError: lengths are missing, or given to a task that takes none.
     """
     if task.unit is not None and not lengths:
         raise UsageError(f"the task {name} needs lengths, in {task.unit}: lengths = [...]")
@@ -210,11 +215,11 @@ def check_lengths(name: str, task: Task, lengths: tuple[int, ...]) -> None:
 
 
 @lru_cache(maxsize=16)
-def _order(hands: tuple[int, ...], key: str) -> tuple[int, ...]:
-    order = [which for which, number in enumerate(hands) for _ in range(number)]
+def _round_order(draws: tuple[int, ...], key: str) -> tuple[int, ...]:
+    order = [index for index, number in enumerate(draws) for _ in range(number)]
     random.Random(f"{key}/order").shuffle(order)
     return tuple(order)
 
 
-def _seed(seed: int, name: str, epoch: int) -> int:
+def _sample_seed(seed: int, name: str, epoch: int) -> int:
     return SEEDS | int.from_bytes(sha256(f"training/{seed}/{name}/{epoch}".encode()).digest()[:4]) % SEEDS

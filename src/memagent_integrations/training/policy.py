@@ -1,4 +1,4 @@
-"""The weights that are trained: an adapter, or all of them."""
+"""Prepare a policy's weights for training: an adapter, or all of them."""
 
 from __future__ import annotations
 
@@ -16,88 +16,102 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from memagent_integrations.backends.transformers import ignore_peft_warning
 from memagent_integrations.errors import UsageError
 from memagent_integrations.training.sampler import Sampler
-from memagent_integrations.training.settings import Settings
+from memagent_integrations.training.settings import Lora, Settings
 
 
-def take(policy: Sampler, folder: Path) -> None:
-    """Keep a policy for the training in a folder: with what it has learned there, none is begun in another.
+def reserve(policy: Sampler, folder: Path) -> None:
+    """Reserve a policy for the training in a folder: once it has learned there, no other training can begin with it.
 
     Raises:
-        UsageError: it belongs to another folder's.
+        UsageError: it is reserved for another folder.
     """
-    here = folder.resolve()
-    if policy.trained_in not in (None, here):
+    folder = folder.resolve()
+    if policy.trained_in not in (None, folder):
         raise UsageError(
             f"this policy is being trained in {str(policy.trained_in)!r} already; load it anew for another training"
         )
-    policy.trained_in, policy.loaded = here, policy.loaded or _digest(policy.model)
+    policy.trained_in, policy.loaded = folder, policy.loaded or _digest(policy.model)
 
 
 def start(policy: Sampler, settings: Settings) -> None:
-    """Make the policy's model ready to learn. An adapter that it has already goes on being trained; else `settings.lora` says which to add, if any.
+    """Prepare the policy's model to learn.
+
+    An adapter that the model has is trained further. Otherwise the one of `settings.lora` is added, or all weights
+    learn if that is None.
 
     Raises:
-        UsageError: the adapter does not fit the model or the settings, or the weights are too coarse to learn.
+        UsageError: the adapter does not fit the model or the settings, or the dtype is too coarse to learn in.
     """
     torch.manual_seed(settings.seed)
-    model, lora = policy.model, settings.lora
-    if isinstance(model, PeftModel):
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("lora_" in name)
-        if not named(model):
-            raise UsageError("the policy's adapter is no LoRA adapter: another kind cannot be trained")
-        if lora and (lora.rank, lora.alpha) != (own := _shape(model)):
-            raise UsageError(
-                f"the policy has an adapter of rank {own[0]} and alpha {own[1]}, the settings say {lora.rank} and {lora.alpha}"
-            )
-    elif lora is None:
-        if model.dtype not in (torch.float32, torch.float64):  # an update is smaller than the step between two numbers
-            raise UsageError(
-                f"all weights learn, and {model.dtype} is too coarse for that: load the model with dtype='float32', or train an adapter"
-            )
-        model.requires_grad_(True)
+    if isinstance(policy.model, PeftModel):
+        _train_adapter(policy.model, settings.lora)
+    elif settings.lora:
+        policy.model = _with_adapter(policy.model, settings.lora)
     else:
-        targets = lora.targets
-        config = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            target_modules=targets if isinstance(targets, str) else list(targets),
-        )
-        try:
-            with ignore_peft_warning():
-                policy.model = get_peft_model(model, config)  # the adapter of a model in bfloat16 is in float32
-        except ValueError as error:
-            raise UsageError(f"no adapter can be added to the layers {targets!r}: {error}") from error
+        if policy.model.dtype not in (torch.float32, torch.float64):  # an update would be lost to rounding
+            problem = f"all weights learn, and {policy.model.dtype} is too coarse for that"
+            raise UsageError(f"{problem}: load the model with dtype='float32', or train an adapter")
+        policy.model.requires_grad_(True)
     if settings.gradient_checkpointing:
-        enable = (
-            getattr(policy.model, "activation_checkpointing_enable", None) or policy.model.gradient_checkpointing_enable
-        )  # its older name
-        enable({"use_reentrant": False})
-        policy.model.enable_input_require_grads()
-    policy.model.eval()  # no dropout: what is learned from is what was sampled
+        _enable_checkpointing(policy.model)
+    policy.model.eval()  # no dropout: the probabilities that learn have to be those of sampling
 
 
-def _shape(model: PeftModel) -> tuple[int, int]:
+def _train_adapter(model: PeftModel, lora: Lora | None) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    if not trainable(model):
+        raise UsageError("the policy's adapter is no LoRA adapter: another kind cannot be trained")
+    rank, alpha = adapter_shape(model)
+    if lora and (lora.rank, lora.alpha) != (rank, alpha):
+        raise UsageError(
+            f"the policy has an adapter of rank {rank} and alpha {alpha}, the settings say {lora.rank} and {lora.alpha}"
+        )
+
+
+def _with_adapter(model: Any, lora: Lora) -> PeftModel:
+    """Return the model with a new adapter, which is in float32 even where the model is in bfloat16."""
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    config = LoraConfig(task_type="CAUSAL_LM", r=lora.rank, lora_alpha=lora.alpha, target_modules=targets)
+    try:
+        with ignore_peft_warning():
+            adapted: PeftModel = get_peft_model(model, config)
+    except ValueError as error:
+        raise UsageError(f"no adapter can be added to the layers {lora.targets!r}: {error}") from error
+    return adapted
+
+
+def _enable_checkpointing(model: Any) -> None:
+    older_name = "gradient_checkpointing_enable"
+    enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, older_name)
+    enable({"use_reentrant": False})
+    model.enable_input_require_grads()
+
+
+def adapter_shape(model: PeftModel) -> tuple[int, int]:
+    """Return the rank and the alpha of a model's adapter."""
     config: Any = model.active_peft_config
     return config.r, config.lora_alpha
 
 
 def _digest(model: Any) -> str:
-    """What tells a model's weights from others: the first thousand numbers of each tensor."""
-    found = sha256()
+    """Return a digest that differs for models with other weights; it covers the first 1,000 numbers of each tensor."""
+    digest = sha256()
     for name, weights in model.named_parameters():
-        found.update(f"{name} {tuple(weights.shape)} {weights.dtype}".encode())
-        found.update(weights.detach().flatten()[:1000].cpu().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {tuple(weights.shape)} {weights.dtype}".encode())
+        digest.update(weights.detach().flatten()[:1000].cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 @contextmanager
 def recomputing(model: Any) -> Iterator[None]:
-    """Layers that compute activations anew (gradient checkpointing) do so in this block only: they keep no keys and values, which sampling needs."""
+    """Let the layers with gradient checkpointing recompute activations in this block, and only here.
+
+    Layers that recompute keep no keys and values, which sampling needs.
+    """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
-        layer.training = True  # not train(): dropout below them stays off
+        layer.training = True  # not train(): dropout inside the layer stays off
     try:
         yield
     finally:
@@ -107,17 +121,17 @@ def recomputing(model: Any) -> Iterator[None]:
 
 @contextmanager
 def swapped(model: Any, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """The model with other values of the parameters that learn, for as long as this is open."""
-    own = {name: parameter.data for name, parameter in named(model).items()}
+    """Give the parameters that learn these values in the block."""
+    current = {name: parameter.data for name, parameter in trainable(model).items()}
     try:
-        for name, parameter in named(model).items():
+        for name, parameter in trainable(model).items():
             parameter.data = weights[name]
         yield
     finally:
-        for name, parameter in named(model).items():
-            parameter.data = own[name]
+        for name, parameter in trainable(model).items():
+            parameter.data = current[name]
 
 
-def named(model: Any) -> dict[str, torch.nn.Parameter]:
-    """The parameters that learn, by their names."""
+def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that learn, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -1,4 +1,4 @@
-"""Which prompts begin alike, so that the beginning is computed once for all of them."""
+"""Group prompts by their common prefixes, so that each prefix is computed once."""
 
 from __future__ import annotations
 
@@ -11,53 +11,55 @@ Ids: TypeAlias = "array[int]"
 """Token ids, in four bytes each."""
 
 LEAST = 64
-"""Tokens of a beginning that is worth sharing."""
+"""Tokens of the shortest prefix that is worth sharing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """Rows (their numbers) that begin with the same `shared` tokens; 0: each is computed whole."""
+    """Rows (their numbers) that begin with the same `shared` tokens; 0: each row is computed whole."""
 
     shared: int
     rows: tuple[int, ...]
 
     def saved(self) -> int:
-        """Tokens that need not be computed."""
+        """Return the tokens that need not be computed."""
         return self.shared * (len(self.rows) - 1)
 
 
 def whole(prompts: Sequence[object]) -> Bundle:
-    """All rows, none of which shares anything."""
+    """Return one bundle of all rows that shares nothing."""
     return Bundle(shared=0, rows=tuple(range(len(prompts))))
 
 
 def bundles(prompts: Sequence[Ids], *, least: int = LEAST) -> list[Bundle]:
-    """The prompts in bundles: side by side in their order as sequences, as long as they share at least half of each of them.
+    """Return the prompts in bundles whose prefix is at least half of each of their prompts.
 
-    The last token of a prompt is never shared: it says what comes next. Prompts that share nothing come in one bundle, the last, as they are.
+    Prompts are sorted, and neighbours are bundled. The last token of a prompt is never shared: its logits predict the
+    first written token. Prompts that share nothing form one bundle, the last.
     """
     order = sorted(range(len(prompts)), key=prompts.__getitem__)
-    found: list[Bundle] = []
-    alone: list[int] = []
+    sharing: list[Bundle] = []
+    unshared: list[int] = []
     start = 0
     while start < len(order):
         first = prompts[order[start]]
         end, shared, longest = start + 1, len(first) - 1, len(first)
         while end < len(order):
-            common, longer = min(shared, _common(first, prompts[order[end]])), max(longest, len(prompts[order[end]]))
+            candidate = prompts[order[end]]
+            common, longer = min(shared, _common(first, candidate)), max(longest, len(candidate))
             if common < least or 2 * common < longer:
                 break
             end, shared, longest = end + 1, common, longer
         if end - start > 1:
-            found.append(Bundle(shared=shared, rows=tuple(order[start:end])))
+            sharing.append(Bundle(shared=shared, rows=tuple(order[start:end])))
         else:
-            alone.append(order[start])
+            unshared.append(order[start])
         start = end
-    return [*found, Bundle(shared=0, rows=tuple(sorted(alone)))] if alone else found
+    return [*sharing, Bundle(shared=0, rows=tuple(sorted(unshared)))] if unshared else sharing
 
 
 def _common(one: Ids, other: Ids) -> int:
-    """Tokens with which both begin, without the last of either."""
+    """Return the length of the common prefix, without the last token of either."""
     low, high = 0, min(len(one), len(other)) - 1
     while low < high:
         middle = (low + high + 1) // 2

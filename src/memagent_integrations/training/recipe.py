@@ -1,10 +1,10 @@
-"""A training in one file: the model, how it reads, what it is asked, how it learns, and what comes out."""
+"""A recipe: a whole training in one file, with the model, how it reads, its questions, and how it learns."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -14,14 +14,14 @@ from accelerate import Accelerator, InitProcessGroupKwargs, PartialState
 from accelerate.tracking import get_available_trackers
 from pydantic import ConfigDict, TypeAdapter
 
-from memagent_integrations import policies
+from memagent_integrations import files, policies
 from memagent_integrations.backends import embedded
 from memagent_integrations.checks import check_int, check_number, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.samples import Task
 from memagent_integrations.evaluation.tasks.files import PREFIX
-from memagent_integrations.files import reason
 from memagent_integrations.policies import Policy
 from memagent_integrations.prompts import AnswerFormat, PromptSet
 from memagent_integrations.reader import Reader
@@ -35,14 +35,14 @@ from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.served import ServedSampler
 from memagent_integrations.training.settings import Settings
 from memagent_integrations.training.trainer import Trainer
-from memagent_integrations.training.warmstart import warm_start
+from memagent_integrations.training.warmstart import Demonstration, warm_start
 
 _TRANSFORMERS = "transformers:"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Questions that are held out: `samples` of an evaluation task at each of its lengths."""
+    """Held-out questions: `samples` of an evaluation task at each of its lengths."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
@@ -60,7 +60,7 @@ class Validation:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """The warm start: how many constructed readings are shown, so many replies a step."""
+    """The warm start: the number of constructed readings, and the replies per optimizer step."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
@@ -75,7 +75,7 @@ class WarmStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A vLLM server that writes the rollouts, as of `ServedSampler`. Its key is in OPENAI_API_KEY, if it wants one."""
+    """A vLLM server that writes the rollouts, as of `ServedSampler`. If it needs a key, that is in OPENAI_API_KEY."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
@@ -90,22 +90,22 @@ class Recipe:
     """A training.
 
     Args:
-        model: "transformers:NAME", a folder or GGUF file in place of the name, or an embedded model ("smollm2").
-        mixture: the file of the `Mixture` that is trained on, beside the recipe.
-        adapter: a LoRA adapter to go on from, that of a warm start.
+        model: "transformers:NAME", with a folder or a GGUF file in place of the name, or an embedded model ("smollm2").
+        mixture: the file of the `Mixture` to train on, relative to the recipe.
+        adapter: a LoRA adapter to start from, that of a warm start.
         layout: order of the blocks in the prompts.
-        no_change: the policy may say that a section brings nothing new.
+        no_change: let the policy say that a section brings nothing new.
         answer_format: "boxed" takes the answer from a box.
         budgets: as of `Reader`.
         training: as of `Settings`.
-        warm_start: what `memagent train sft` shows.
-        validation: what is asked on the way.
+        warm_start: the settings of `memagent train sft`.
+        validation: questions to evaluate on during the training.
         reward: a function "package.module:name" of a reading and a `Drawn`, in place of the task's metric.
-        trackers: of accelerate ("tensorboard", "wandb", "trackio", ...), which are sent the metrics too.
+        trackers: of accelerate ("tensorboard", "wandb", "trackio", ...), which get the metrics too.
         rollout_tokens: most tokens that are sampled together, prompts and replies; by default as of `Sampler`.
         server: a vLLM server that writes the rollouts, in place of this process.
-        cpu: train on the CPU, even where there is a GPU.
-        dtype: "bfloat16", "float32"; by default bfloat16 where an adapter learns on a GPU, and float32 elsewhere.
+        cpu: train on the CPU even where there is a GPU.
+        dtype: "bfloat16", "float32"; by default bfloat16 where an adapter learns on a GPU, else float32.
 
     Raises:
         UsageError: a setting is wrong.
@@ -132,13 +132,13 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_int(**drop_none(rollout_tokens=self.rollout_tokens))
-        names = [one.name for one in self.validation]
+        names = [entry.name for entry in self.validation]
         if twice := [name for name in names if names.count(name) > 1]:
             raise UsageError(f"the validation {twice[0]} stands there twice: give it all lengths at once")
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        """The recipe in a TOML file; paths in it are beside the file.
+        """Read a TOML file; paths in it are relative to the file.
 
         Raises:
             UsageError: the file cannot be read, or is no recipe; the message names the key.
@@ -147,11 +147,11 @@ class Recipe:
 
     @property
     def prompts(self) -> PromptSet:
-        """Those that are trained with."""
+        """The prompts to train with."""
         return PromptSet.default(layout=self.layout, no_change=self.no_change, answer_format=self.answer_format)
 
     def reader(self) -> Reader:
-        """The reader whose policy learns; its model is loaded here, on the device of this process.
+        """Load the model on the device of this process, and return the reader whose policy learns.
 
         Raises:
             UsageError: the model is none that transformers loads.
@@ -161,9 +161,8 @@ class Recipe:
         elif self.model.startswith(_TRANSFORMERS):
             name = self.model.removeprefix(_TRANSFORMERS)
         else:
-            raise UsageError(
-                f"a model that is trained is transformers:NAME or one of {', '.join(embedded.EMBEDDED)}, not {self.model!r}"
-            )
+            known = ", ".join(embedded.EMBEDDED)
+            raise UsageError(f"a model that is trained is transformers:NAME or one of {known}, not {self.model!r}")
         options: dict[str, Any] = {
             "adapter": self.adapter,
             "temperature": self.training.temperature,
@@ -175,47 +174,30 @@ class Recipe:
         return Reader(sampler, prompts=self.prompts, **asdict(self.budgets))
 
     def trainer(self, folder: str | Path, data: Data, accelerator: Accelerator | None = None) -> Trainer:
-        """The trainer; it goes on with what is in the folder.
+        """Return the trainer, which resumes from what is in the folder.
 
         Raises:
             UsageError: the recipe does not fit its data or its model, or the folder holds another training.
         """
-        given, accelerator = accelerator, accelerator or self._accelerator(folder)
-        mixture, reward = (
-            Mixture.load(self.mixture),
-            load_reward(self.reward) if self.reward is not None else answer_reward,
-        )
-        mixture.tasks(data)  # what is wrong with them is told before a model is loaded
-        held = [(tasks.load(one.name, data), one) for one in self.validation]
-        trained = {part.name for part in mixture.parts}
-        for task, one in held:
-            check_lengths(one.name, task, one.lengths)
-            if task.size is not None and one.samples > task.size:
-                raise UsageError(f"the validation {one.name} has {task.size} samples, not {one.samples}")
-            if one.name in trained and one.name.startswith(PREFIX):
-                raise UsageError(f"{one.name} is trained on; validate with others")
+        trackers_begun, accelerator = accelerator is not None, accelerator or self._accelerator(folder)
+        mixture = Mixture.load(self.mixture)
+        reward = answer_reward if self.reward is None else load_reward(self.reward)
+        mixture.tasks(data)  # reports what is wrong with the tasks before a model is loaded
+        validation_tasks = self._validation_tasks(mixture, data)
         reader = self.reader()
         count, seed = reader.count, self.training.seed
         validation = {
-            f"{one.name}@{length}": [
+            f"{entry.name}@{length}": [
                 Drawn(task=task, length=length, sample=task.make(length, seed, number, count))
-                for number in range(one.samples)
+                for number in range(entry.samples)
             ]
-            for task, one in held
-            for length in one.lengths or (0,)
+            for task, entry in validation_tasks
+            for length in entry.lengths or (0,)
         }
 
         def draw(position: int, share: float) -> Drawn:
             return mixture.draw(position, seed=seed, share=share, data=data, count=count)
 
-        names = {*trained, *(one.name for one in self.validation)}
-        files = {name: _digest(name.removeprefix(PREFIX)) for name in names if name.startswith(PREFIX)}
-        origin = {
-            "files": files,
-            "mixture": asdict(mixture),
-            "reward": self.reward,
-            "validation": [asdict(one) for one in self.validation],
-        }
         trainer = Trainer(
             reader,
             draw,
@@ -224,16 +206,40 @@ class Recipe:
             validation=validation,
             reward=reward,
             accelerator=accelerator,
-            origin=origin,
+            origin=self._origin(mixture),
         )
-        if not given:
-            accelerator.init_trackers(
-                "memagent", config={name: str(value) for name, value in asdict(self.training).items()}
-            )
+        if not trackers_begun:
+            config = {name: str(value) for name, value in asdict(self.training).items()}
+            accelerator.init_trackers("memagent", config=config)
         return trainer
 
+    def _validation_tasks(self, mixture: Mixture, data: Data) -> list[tuple[Task, Validation]]:
+        """Load the tasks of the validation, and check that they have the lengths and samples and are not trained on."""
+        pairs = [(tasks.load(entry.name, data), entry) for entry in self.validation]
+        trained_on = {part.name for part in mixture.parts}
+        for task, entry in pairs:
+            check_lengths(entry.name, task, entry.lengths)
+            if task.size is not None and entry.samples > task.size:
+                raise UsageError(f"the validation {entry.name} has {task.size} samples, not {entry.samples}")
+            if entry.name in trained_on and entry.name.startswith(PREFIX):
+                raise UsageError(f"{entry.name} is trained on; validate with others")
+        return pairs
+
+    def _origin(self, mixture: Mixture) -> dict[str, Any]:
+        """Return what the questions and rewards are made of: with another origin a training does not resume."""
+        names = {*(part.name for part in mixture.parts), *(entry.name for entry in self.validation)}
+        return {
+            "files": {name: _digest(name.removeprefix(PREFIX)) for name in names if name.startswith(PREFIX)},
+            "mixture": asdict(mixture),
+            "reward": self.reward,
+            "validation": [asdict(entry) for entry in self.validation],
+        }
+
     def _accelerator(self, folder: str | Path) -> Accelerator:
-        """The processes that train: they wait long for one another, as their documents may differ in length."""
+        """Return the accelerator of this process.
+
+        Processes wait long for one another, because the lengths of their documents differ.
+        """
         if missing := set(self.trackers) - set(map(str, get_available_trackers())):
             raise UsageError(f"no tracker {min(missing)!r} that accelerate knows is installed; pip install it")
         waiting = InitProcessGroupKwargs(timeout=timedelta(hours=6))
@@ -242,70 +248,67 @@ class Recipe:
         )
 
     def warm_up(self, reader: Reader, data: Data) -> Iterator[float]:
-        """Show constructed readings to a reader's policy, which is made ready as `training` says; yields the loss of each step (`warm_start`).
+        """Train a reader's policy on constructed readings, and yield the loss of each step.
+
+        The policy is prepared as the settings in `training` say.
 
         Raises:
             UsageError: a question of the mixture has no gold facts.
         """
-        mixture, told = Mixture.load(self.mixture), self.warm_start
-        policy = reader.backend
+        mixture, settings, policy = Mixture.load(self.mixture), self.warm_start, reader.backend
         if not isinstance(policy, Sampler):
             raise UsageError(f"a warm start takes a reader whose backend is a Sampler, not {policy!r}")
         if PartialState().num_processes > 1:
             raise UsageError("a warm start takes one process: run it without a launcher")
         start(policy, self.training)
 
-        def replies() -> Iterable[Any]:
-            for number in range(told.readings):
-                share = number / told.readings
-                drawn = mixture.draw(number, seed=self.training.seed + 1, share=share, data=data, count=reader.count)
-                yield from (
-                    (example.messages, example.target) for example in examples(drawn.task, drawn.sample, reader)
-                )
+        def demonstrations() -> Iterator[Demonstration]:
+            seed = self.training.seed + 1
+            for number in range(settings.readings):
+                share = number / settings.readings
+                drawn = mixture.draw(number, seed=seed, share=share, data=data, count=reader.count)
+                for example in examples(drawn.task, drawn.sample, reader):
+                    yield example.messages, example.target
 
         yield from warm_start(
-            policy, replies(), batch=told.batch, learning_rate=told.learning_rate, tokens=self.training.tokens
+            policy,
+            demonstrations(),
+            batch=settings.batch,
+            learning_rate=settings.learning_rate,
+            tokens=self.training.tokens,
         )
 
     def save(self, reader: Reader, folder: str | Path, lines: Iterable[dict[str, Any]] = ()) -> Policy:
-        """The policy of a reader as a directory that every backend loads, with a card of the training's own figures.
+        """Write a reader's policy as a directory that every backend loads, with a card of the training's figures.
 
-        `lines` are the metrics of a training; without any it is a policy that was warmed up.
+        `lines` are the metrics of a training; without any the policy is one that was warmed up.
 
         Raises:
-            UsageError: the directory is there already, or cannot be written.
+            UsageError: the directory exists, or cannot be written.
         """
-        told = list(lines)
-        rewards = [line["reward"] for line in told if "reward" in line]
-        evaluated = [line for line in told if "validation" in line]  # not where a call failed
-        names = sorted(
-            name.removeprefix("validation/")
-            for name in (evaluated[0] if evaluated else ())
-            if name.startswith("validation/")
-        )
-        best = max(evaluated, key=lambda line: line["validation"]) if evaluated else {}
-        scores = {name: (evaluated[0][f"validation/{name}"], best[f"validation/{name}"]) for name in names}
+        lines = list(lines)
+        rewards = [line["reward"] for line in lines if "reward" in line]
         figures = export.Figures(
             data=Path(self.mixture).name,
             steps=len(rewards),
             rewards=rewards,
-            scores=scores,
-            settings=self._told(learned=bool(told)),
+            scores=_validation_scores(lines),
+            settings=self._card_settings(trained=bool(lines)),
         )
         policy = Policy(model=self.model, prompts=reader.prompts, budgets=reader.budgets)
         backend: Any = reader.backend
         return export.save(backend.model, backend.tokenizer, folder, policy=policy, figures=figures)
 
-    def _told(self, *, learned: bool) -> dict[str, Any]:
-        """The settings that a card names."""
-        if not learned:
+    def _card_settings(self, *, trained: bool) -> dict[str, Any]:
+        """Return the settings that a card shows, by name."""
+        if not trained:
             return {f"warm start, {name.replace('_', ' ')}": value for name, value in asdict(self.warm_start).items()}
         names = ("questions", "group", "updates", "learning_rate", "temperature", "kl", "seed")
         return {name.replace("_", " "): getattr(self.training, name) for name in names}
 
 
 def finished(trainer: Trainer, recipe: Recipe) -> Policy:
-    """The best policy of a training (the last one, where nothing was evaluated), in the directory `policy` of its folder.
+    """Write the best policy of a training (the last one, if nothing was evaluated) into `policy` in its folder.
 
     Raises:
         UsageError: it cannot be written.
@@ -314,17 +317,24 @@ def finished(trainer: Trainer, recipe: Recipe) -> Policy:
     if best.is_dir():
         checkpoints.load(trainer.policy.model, best)
     target = trainer.folder / "policy"
-    if (target / policies.FILE).is_file():  # of the same training, when it was shorter
+    if (target / policies.FILE).is_file():  # of the same training, when it had fewer steps
         shutil.rmtree(target)
     return recipe.save(trainer.reader, target, metrics.read(trainer.folder / "metrics.jsonl"))
 
 
+def _validation_scores(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Return the first and the best scores of a training, by the name of the validation set."""
+    evaluated = [line for line in lines if "validation" in line]  # a line without it had failed calls
+    if not evaluated:
+        return {}
+    first, best = evaluated[0], max(evaluated, key=lambda line: line["validation"])
+    keys = sorted(key for key in first if key.startswith("validation/"))
+    return {key.removeprefix("validation/"): (first[key], best[key]) for key in keys}
+
+
 def _digest(file: str) -> str:
-    try:
-        with Path(file).open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
-    except OSError as error:
-        raise UsageError(f"cannot read {file!r}: {reason(error)}") from error
+    with files.accessing("read", file), Path(file).open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 _RECIPE = TypeAdapter(Recipe)

@@ -1,4 +1,4 @@
-"""Rollouts: a question read several times by the policy, and what each reading is worth."""
+"""Rollouts: each question read several times by the policy, and the reward of each reading."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.mixture import Drawn
 
 Reward = Callable[[Reading, Drawn], float]
-"""From a reading and what was asked to a number; a reading without an answer has `answer` None."""
+"""The reward of a reading of a question; a reading without an answer has `answer` None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One reading of question number `group` of those that were asked together, and its reward."""
+    """A reading and its reward; `group` is the index of its question in the call of `roll_out`."""
 
     group: int
     reading: Reading
@@ -31,13 +31,16 @@ class Rollout:
 
     @property
     def conversations(self) -> tuple[Sampled, ...]:
-        """The calls of the policy, one a memory update and one for the answer."""
+        """The calls of the policy: one per memory update, and one for the answer."""
         return tuple(step.reply for step in self.reading.steps if isinstance(step.reply, Sampled))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A reading of question number `group` that says nothing of the policy: a call failed, or the question cannot be read."""
+    """A reading that measures nothing of the policy, because a call failed or the question cannot be read.
+
+    `group` is as of `Rollout`, `sample` the id of the question.
+    """
 
     group: int
     sample: str
@@ -45,60 +48,59 @@ class Failure:
 
     @property
     def lasting(self) -> bool:
-        """Whether the question will fail again: it is too long, its document is empty, the window is too small."""
+        """Whether the question would fail again: it is too long, its document is empty, the window is too small."""
         return isinstance(self.error, UsageError | ContextOverflow)
 
 
 def roll_out(
-    reader: Reader, asked: Sequence[Drawn], *, group: int, reward: Reward, format_reward: float = 0.0
+    reader: Reader, questions: Sequence[Drawn], *, group: int, reward: Reward, format_reward: float = 0.0
 ) -> tuple[list[Rollout], list[Failure]]:
-    """Every question read `group` times side by side, by the loop that reads; then the readings that failed.
+    """Read every question `group` times, side by side, and return the rollouts and the failures.
 
-    An answer in the prescribed form gets `format_reward` beside its reward.
-
-    A policy that writes nonsense has failed at its task: that is a rollout. A reading failed where a call did: it says nothing of the policy.
+    A reading failed where a call failed. Nonsense written by the policy is a rollout. An answer in the prescribed form
+    gets `format_reward` on top of its reward.
 
     Raises:
-        UsageError: the reward is no finite number.
+        UsageError: a reward is no finite number.
     """
-    jobs, whose = [], []
-    for number, drawn in enumerate(asked):
-        text = drawn.sample.document()  # one object: it is cut into chunks once for the group
+    jobs, groups = [], []
+    for number, drawn in enumerate(questions):
+        text = drawn.sample.document()  # one object for the group, which `read_many` chunks once
         jobs += [(drawn.sample.question, text)] * group
-        whose += [number] * group
+        groups += [number] * group
     rollouts: list[Rollout] = []
-    failed: list[Failure] = []
-    for number, reading in zip(whose, reader.read_many(jobs), strict=True):
+    failures: list[Failure] = []
+    for number, reading in zip(groups, reader.read_many(jobs), strict=True):
         if reading.error and (not reading.steps or reading.steps[-1].phase != "answer"):
-            failed.append(Failure(group=number, sample=asked[number].sample.id, error=reading.error))
+            failures.append(Failure(group=number, sample=questions[number].sample.id, error=reading.error))
         else:
-            worth = _number(reward(reading, asked[number])) + format_reward * _in_form(reading)
-            rollouts.append(Rollout(group=number, reading=reading, reward=worth))
-    return rollouts, failed
+            total = _finite(reward(reading, questions[number])) + format_reward * _in_form(reading)
+            rollouts.append(Rollout(group=number, reading=reading, reward=total))
+    return rollouts, failures
 
 
 def answer_reward(reading: Reading, drawn: Drawn) -> float:
-    """The score of the answer by the metric of its task (`evaluation.scoring`), from 0.0 to 1.0."""
+    """Return the score of the answer by the metric of its task (`evaluation.scoring`), from 0.0 to 1.0."""
     return 0.0 if reading.answer is None else drawn.task.score(reading.answer, drawn.sample)
 
 
-def _number(worth: object) -> float:
+def _finite(reward: object) -> float:
     try:
-        number = float(worth)  # type: ignore[arg-type]
+        number = float(reward)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"a reward has to be a finite number, not {worth!r}")
+        raise UsageError(f"a reward has to be a finite number, not {reward!r}")
     return number
 
 
 def _in_form(reading: Reading) -> bool:
-    r"""Whether the answer stands in a \boxed{}."""
+    r"""Return whether the answer has a \boxed{}."""
     return bool(reading.steps) and last_boxed(reading.steps[-1].reply.text) is not None
 
 
 def too_long(rollout: Rollout, buffer: int) -> float:
-    """What a rollout loses because its replies are long: the mean over its conversations, from -1 to 0 however many there are."""
+    """Return the over-long penalty of a rollout, from -1 to 0: the mean of `overlong` over its conversations."""
     steps, budgets = rollout.reading.steps, rollout.reading.budgets
     lengths = torch.tensor([float(step.reply.usage.completion_tokens or 0) for step in steps])
     limits = torch.tensor([float(budgets.output(step.phase)) for step in steps])
@@ -106,17 +108,16 @@ def too_long(rollout: Rollout, buffer: int) -> float:
 
 
 def load_reward(name: str) -> Reward:
-    """The reward of a dotted name, "package.module:function".
+    """Import the reward function "package.module:function".
 
     Raises:
         UsageError: there is no such function.
     """
-    module, _, function = name.partition(":")
+    module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        reward: Reward = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UsageError(f"the reward {name!r} has to be package.module:function ({error})") from error
-    if not callable(found):
+    if not callable(reward):
         raise UsageError(f"the reward {name!r} is no function")
-    reward: Reward = found
     return reward

@@ -1,4 +1,4 @@
-"""The policy at work: a transformers model that keeps what it writes as tokens, with their probabilities, and reads a shared beginning once."""
+"""The policy as a backend: a transformers model that keeps what it writes as tokens with their log-probabilities."""
 
 from __future__ import annotations
 
@@ -27,22 +27,29 @@ _SIDE_BY_SIDE = 1 << 16  # readings
 
 
 class Sampler(TransformersBackend):
-    """A `TransformersBackend` whose replies are `Sampled`. All readings that it is given go on side by side.
+    """A `TransformersBackend` whose replies are `Sampled`, and which computes all readings side by side.
 
-    Prompts are computed together as long as they and the longest replies that they allow come to `tokens` tokens (by default 131,072 on a GPU and
-    32,768 on the CPU). What they begin with alike is computed once as long as `share` is true (`usage.cached_tokens` says how much that saved).
-    `options` are those of `TransformersBackend`. `model` is the torch module that learns, and `temperature` the one that is sampled with.
+    `model` is the torch module that learns. While `share` is true, the common prefix of prompts is computed once
+    (`usage.cached_tokens` says how many tokens that saved).
+
+    Args:
+        model: as of `TransformersBackend`.
+        temperature: sampling temperature.
+        tokens: most tokens that are computed together, prompts and their longest replies; by default 131,072 on a GPU
+            and 32,768 on the CPU.
+        chat_template_kwargs: as of `TransformersBackend`.
+        options: further options of `TransformersBackend`.
 
     Raises:
         as `TransformersBackend`.
     """
 
     trained_in: Path | None = None
-    """The folder of the training that it learns in; None: it has not learned."""
+    """The folder of the training that this policy learns in; None: it has not learned."""
     loaded: str = ""
-    """Tells the weights with which that began from others."""
+    """A digest of the weights with which that training began."""
     published: str | None = None
-    """The name under which a server has the weights; None: this process alone has them."""
+    """The name under which a server has the weights; None: only this process has them."""
 
     def __init__(
         self,
@@ -55,19 +62,17 @@ class Sampler(TransformersBackend):
     ) -> None:
         check_int(**drop_none(tokens=tokens))
         if refused := {"top_p", "seed", "batch_size"} & options.keys():
-            raise UsageError(
-                f"a Sampler takes no {' or '.join(sorted(refused))}: what it samples has to be what training computes"
-            )
+            names = " or ".join(sorted(refused))
+            raise UsageError(f"a Sampler takes no {names}: what it samples has to be what training computes")
         super().__init__(model, temperature=temperature, batch_size=_SIDE_BY_SIDE, **options)
         self.share = True
-        self._most = tokens or (131_072 if self.model.device.type == "cuda" else 32_768)
-        self._chat = ChatTokenizer(
-            self.tokenizer, chat_template_kwargs, remember=4096
-        )  # the rollouts of a group read the same
+        self._most_tokens = tokens or (131_072 if self.model.device.type == "cuda" else 32_768)
+        # The rollouts of a group read the same texts, whose tokens are kept.
+        self._chat = ChatTokenizer(self.tokenizer, chat_template_kwargs, remember=4096)
 
     @contextmanager
     def greedy(self) -> Iterator[None]:
-        """Write the likeliest tokens, for as long as this is open."""
+        """Write the most likely tokens in the block, instead of sampling."""
         temperature, self.temperature = self.temperature, 0.0
         try:
             yield
@@ -75,45 +80,47 @@ class Sampler(TransformersBackend):
             self.temperature = temperature
 
     def publish(self) -> str | None:
-        """The name under which the weights of now are served, where replies are written elsewhere; here they are not."""
+        """Send the current weights to the server that writes the replies, and return their name there.
+
+        Here there is no server, and the name is None.
+        """
         return None
 
-    def shown(self, messages: tuple[Message, ...], reply: str) -> Sampled:
-        """A reply that the policy did not write, as it would have written it.
+    def encode_reply(self, messages: tuple[Message, ...], reply: str) -> Sampled:
+        """Return the tokens of a given reply, as if the policy had written it; without log-probabilities.
 
         Raises:
-            ContextOverflow: both do not fit into the window.
+            ContextOverflow: the prompt and the reply do not fit the window.
         """
         end = self.tokenizer.eos_token_id
         ends = sorted(self._ends)[:1] if end is None else [end]
         output = [*self.tokenizer(reply, add_special_tokens=False, verbose=False)["input_ids"], *ends]
-        prompt = self._chat.encode(
-            Prompt(index=0, phase="memory", messages=messages, max_tokens=len(output)), self.window
-        )
-        return Sampled(text=reply, prompt_ids=array("i", prompt), output_ids=array("i", output), logprobs=array("f"))
+        prompt = Prompt(index=0, phase="memory", messages=messages, max_tokens=len(output))
+        ids = self._chat.encode(prompt, self.window)
+        return Sampled(text=reply, prompt_ids=array("i", ids), output_ids=array("i", output), logprobs=array("f"))
 
     def _groups(self, rows: Mapping[int, Sequence[int]], limits: Mapping[int, int]) -> Iterator[tuple[list[int], int]]:
-        places = list(rows)
-        prompts = [array("i", rows[place]) for place in places]
+        indices = list(rows)
+        prompts = [array("i", rows[index]) for index in indices]
         for bundle in bundles(prompts) if self.share else [whole(prompts)]:
-            order = sorted((places[number] for number in bundle.rows), key=lambda place: -len(rows[place]))
+            order = sorted((indices[number] for number in bundle.rows), key=lambda index: -len(rows[index]))
             while order:
-                size = max(self._most // (len(rows[order[0]]) + max(limits[place] for place in order)), 1)
+                longest = len(rows[order[0]]) + max(limits[index] for index in order)
+                size = max(self._most_tokens // longest, 1)
                 yield order[:size], bundle.shared
                 del order[:size]
 
     @property
     def _sizes(self) -> str:
-        return f"tokens (now {self._most:,}; rollout_tokens in a recipe) or chunk_tokens"
+        return f"tokens (now {self._most_tokens:,}; rollout_tokens in a recipe) or chunk_tokens"
 
     def _replies(self, rows: list[list[int]], limits: list[int], shared: int) -> list[Reply | MemAgentError]:
         started = time.perf_counter()
         recorder = _Recorder(self.temperature or 1.0)
+        processors = LogitsProcessorList([recorder])
         try:
             past = {"past_key_values": self._past(rows[0][:shared], len(rows))} if shared else {}
-            written = self._generate(
-                rows, limits, shared=shared, logits_processor=LogitsProcessorList([recorder]), **past
-            )
+            written = self._generate(rows, limits, shared=shared, logits_processor=processors, **past)
         except BackendError as error:
             return [copy_error(error) for _ in rows]
         replies = zip(rows, written, recorder.logprobs(written), strict=True)
@@ -140,12 +147,12 @@ class Sampler(TransformersBackend):
 
 
 class _Recorder(LogitsProcessor):
-    """Keeps the log-probability of every token that is chosen. It is asked before each of them, with all that were chosen so far."""
+    """Record the log-probability of every chosen token. It is called before each choice, with all tokens before it."""
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
-        self._chosen: list[Tensor] = []  # one a token, (rows,)
-        self._next: Tensor | None = None  # (rows, vocabulary): of those that may come next
+        self._chosen: list[Tensor] = []  # one tensor (rows,) per token
+        self._next: Tensor | None = None  # (rows, vocabulary), of the token that is chosen next
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         if self._next is not None:
@@ -154,10 +161,11 @@ class _Recorder(LogitsProcessor):
         return scores
 
     def logprobs(self, written: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Those of what each row wrote."""
+        """Return the log-probabilities of the tokens that each row wrote."""
         if self._next is None:
             raise AssertionError("nothing was written")
-        known = torch.stack(self._chosen, dim=1).tolist() if self._chosen else [[] for _ in written]
-        place = len(self._chosen)
-        last = self._next[range(len(written)), [ids[place] if len(ids) > place else 0 for ids in written]].tolist()
-        return [[*earlier, end][: len(ids)] for earlier, end, ids in zip(known, last, written, strict=True)]
+        earlier = torch.stack(self._chosen, dim=1).tolist() if self._chosen else [[] for _ in written]
+        position = len(self._chosen)  # the last choice, after which this was not called again
+        last_ids = [ids[position] if len(ids) > position else 0 for ids in written]
+        last = self._next[range(len(written)), last_ids].tolist()
+        return [[*row, end][: len(ids)] for row, end, ids in zip(earlier, last, written, strict=True)]

@@ -1,4 +1,4 @@
-"""The policy at work on a vLLM server, which gets its adapter anew before every batch; the weights that learn stay in this process."""
+"""A policy whose replies a vLLM server writes; the weights learn here, and the server gets them before every batch."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from peft import PeftModel
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
+from memagent_integrations import files
 from memagent_integrations.backends.base import Backend
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError
-from memagent_integrations.files import reason
 from memagent_integrations.records import Message, Prompt, Reply
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.export import save_adapter, served_rank
-from memagent_integrations.training.gguf_adapter import ADAPTER
+from memagent_integrations.training.policy import adapter_shape
 from memagent_integrations.training.sampler import Sampler
-from memagent_integrations.training.tables import first
 
-_ALL = {
+_ALL_TOKENS = {
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
@@ -37,8 +36,8 @@ _ALL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""No token is left out or held down, whatever the model's own settings for generation say."""
-_LOADING = 120.0  # seconds that the server may take to load an adapter
+"""Sample from all tokens, whatever the model's own generation settings say."""
+_LOADING_SECONDS = 120.0  # that the server may take to load an adapter
 _START = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True python -m vllm.entrypoints.openai.api_server --model MODEL"
     " --enable-lora --max-lora-rank {rank} --logprobs-mode processed_logprobs"
@@ -46,18 +45,24 @@ _START = (
 
 
 class ServedSampler(Sampler):
-    """A `Sampler` whose replies are written by a vLLM server at `base_url`; what is computed of them is computed here, with the same weights.
+    """A `Sampler` whose replies a vLLM server writes; log-probabilities and gradients are computed in this process.
 
-    The server has the same model, and has to let adapters be loaded while it runs (`_START` in an error says how). `publish` writes the adapter
-    into a folder of its own, below `folder` or in a temporary one, and has the server load it from there: it runs on this machine, or sees
-    `folder` under the same path. Each version has a name of its own. The cache of prefixes goes by it, so nothing that an earlier version
-    computed is taken for this one's.
+    The server has the same model, and has to allow adapters to be loaded while it runs (errors say how to start it).
+    `publish` writes the adapter into a new folder, below `folder` or in a temporary one, and has the server load it
+    from there: the server runs on this machine, or sees `folder` under the same path. Each version has a name of its
+    own, so that the server's prefix cache never mixes versions.
 
-    Calls are independent of one another, `concurrency` of them at a time: the server computes them together. `api_key` defaults to OPENAI_API_KEY,
-    `options` are those of `Sampler`.
+    Args:
+        model: as of `Sampler`.
+        base_url: the address of the server.
+        api_key: its key; by default that in OPENAI_API_KEY.
+        folder: where adapters are written.
+        concurrency: calls at a time; the server batches them.
+        timeout: seconds that a call may take.
+        options: further options of `Sampler`.
 
     Raises:
-        UsageError: as `Sampler`, or the address is none.
+        UsageError: as `Sampler`, or `base_url` is no address.
         BackendError: there is no server, or it does not answer as vLLM does.
     """
 
@@ -73,53 +78,53 @@ class ServedSampler(Sampler):
         **options: Any,
     ) -> None:
         self._server = _Server(base_url, api_key, concurrency, timeout)
-        served = self._server.served()  # before the model is loaded, which takes longer
+        server_window = self._server.fetch_window()  # first, because loading the model takes longer
         super().__init__(model, **options)
         self.batch_size, self.concurrency, self.max_retries = 1, concurrency, self._server.max_retries
-        self.window = min(filter(None, (self.window, served)), default=None)
+        self.window = min(filter(None, (self.window, server_window)), default=None)
         self._identity |= {"server": self._server.address}
         self._folder, self._versions = folder, 0
-        self._written: Path | None = None  # what this process has published
+        self._published_folder: Path | None = None
 
     def publish(self) -> str:
-        """The name under which the server has the adapter as it is now. The version before it is taken away.
+        """Have the server load the current adapter, unload the version before it, and return the adapter's name there.
 
         Raises:
-            UsageError: there is more to publish than an adapter, the adapter cannot be written, or the server was not started for it.
+            UsageError: more than an adapter learns, the adapter cannot be written, or the server was not started so
+                that it loads adapters.
             BackendError: the server does not load it.
         """
-        if not isinstance(self.model, PeftModel) or any(
-            weights.requires_grad for name, weights in self.model.named_parameters() if "lora_" not in name
-        ):
-            raise UsageError(
-                "only an adapter can be published to a server, and here all weights learn; set lora, or leave the server out"
-            )
+        weights = self.model.named_parameters()
+        beyond_adapter = any(weight.requires_grad for name, weight in weights if "lora_" not in name)
+        if not isinstance(self.model, PeftModel) or beyond_adapter:
+            problem = "only an adapter can be published to a server, and here all weights learn"
+            raise UsageError(f"{problem}; set lora, or leave the server out")
         self._versions += 1
         name = f"memagent-{secrets.token_hex(4)}-{self._versions:06}"
-        path = self._write(name)
+        folder = self._write(self.model, name)
         try:
-            self._server.load(name, path, rank=self.model.peft_config[ADAPTER].r)  # type: ignore[attr-defined]
+            rank, _ = adapter_shape(self.model)
+            self._server.load(name, folder, rank=rank)
             if not self.published:
-                self._check(name)
+                self._check_probabilities(name)
         except MemAgentError:
-            self._withdraw(path)
+            self._withdraw(folder)
             raise
-        self._withdraw(self._written)
-        self.published, self._written = name, path
+        self._withdraw(self._published_folder)
+        self.published, self._published_folder = name, folder
         return name
 
     def complete(self, prompt: Prompt) -> Sampled:
-        """The reply of the server.
+        """Return the server's reply.
 
         Raises:
-            UsageError: nothing is published.
-            ContextOverflow: the prompt and the longest reply do not fit into the window.
+            UsageError: nothing has been published.
+            ContextOverflow: the prompt and the longest reply do not fit the window.
             BackendError: the call failed.
         """
         if not self.published:
-            raise UsageError(
-                f"{self._server.address} has no adapter of this policy yet: call publish() first, and after every update"
-            )
+            advice = "call publish() first, and after every update"
+            raise UsageError(f"{self._server.address} has no adapter of this policy yet: {advice}")
         started = time.perf_counter()
         row = self._chat.encode(prompt, self.window)
         written, cached = self._server.write(
@@ -128,16 +133,16 @@ class ServedSampler(Sampler):
         return self._sampled(row, written.token_ids, written.logprobs.token_logprobs, started, cached)
 
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
-        """The replies to many prompts, in their order; where one failed, its error."""
+        """Return the replies to many prompts in order; where a call failed, its error."""
         with ThreadPoolExecutor(self.concurrency) as pool:
             return list(pool.map(self._outcome, prompts))
 
-    stream = Backend.stream  # the reply in one piece
+    stream = Backend.stream  # yields the reply in one piece
 
     def close(self) -> None:
-        """Take the adapter from the server and away from the disk, and free the model's memory."""
-        self._withdraw(self._written)
-        self.published = self._written = None
+        """Unload the adapter from the server, delete its files, and free the model's memory."""
+        self._withdraw(self._published_folder)
+        self.published = self._published_folder = None
         if "_home" in self.__dict__ and not self._folder:
             shutil.rmtree(self._home, ignore_errors=True)
         self._server.close()
@@ -145,38 +150,35 @@ class ServedSampler(Sampler):
 
     @cached_property
     def _home(self) -> Path:
-        """Where versions are written."""
+        """The folder below which versions are written."""
         return Path(self._folder or tempfile.mkdtemp(prefix="memagent-")).resolve()
 
-    def _write(self, name: str) -> Path:
-        """The folder with the adapter as it is now."""
-        try:
-            path = self._home / name
-            save_adapter(self.model, path)
-        except (OSError, ValueError, SafetensorError) as error:  # a path with a NUL in it is a ValueError
-            raise UsageError(f"cannot write the adapter to {str(self._folder)!r}: {reason(error)}") from error
-        return path
+    def _write(self, model: PeftModel, name: str) -> Path:
+        """Write the current adapter, and return its folder."""
+        with files.accessing("write", self._folder or "a temporary folder", also=(SafetensorError,)):
+            folder = self._home / name
+            save_adapter(model, folder)
+        return folder
 
-    def _withdraw(self, path: Path | None) -> None:
-        """Take a version from the server and from the disk."""
-        if path:
-            with suppress(MemAgentError):  # a server that was started anew has it no more
-                self._server.unload(path.name)
-            shutil.rmtree(path, ignore_errors=True)
+    def _withdraw(self, folder: Path | None) -> None:
+        """Unload a version from the server and delete its files."""
+        if folder:
+            with suppress(MemAgentError):  # a server that was restarted does not have it
+                self._server.unload(folder.name)
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def _check(self, name: str) -> None:
-        """See that the server tells the probabilities that it samples with: a token that alone is allowed has the probability 1.
+    def _check_probabilities(self, name: str) -> None:
+        """Check that the server reports the probabilities that it samples with: 1 for the only allowed token.
 
         Raises:
-            UsageError: it does not.
+            UsageError: it reports others.
         """
         prompt = Prompt(index=0, phase="memory", messages=(Message(role="user", content="?"),), max_tokens=1)
         row = self._chat.encode(prompt, self.window)
         written, _ = self._server.write(name, row, prompt, temperature=self.temperature, allowed_token_ids=row[:1])
         if abs(written.logprobs.token_logprobs[0]) > 1e-3:
-            raise UsageError(
-                f"{self._server.address} tells other probabilities than those that it samples with; start it with --logprobs-mode processed_logprobs"
-            )
+            problem = f"{self._server.address} tells other probabilities than those that it samples with"
+            raise UsageError(f"{problem}; start it with --logprobs-mode processed_logprobs")
 
 
 class _Server(OpenAIBackend):
@@ -186,69 +188,68 @@ class _Server(OpenAIBackend):
         super().__init__("vLLM", base_url=base_url, api_key=api_key, concurrency=concurrency, timeout=timeout)
         self.address = f"vLLM at {self._address.rstrip('/')}"
 
-    def served(self) -> int | None:
-        """The window that the server gives its model."""
-        told = self._ask("models")
+    def fetch_window(self) -> int | None:
+        """Return the window that the server gives its model."""
+        listed = self._ask("models")
         try:
-            models = _MODELS.validate_python(told).data
+            models = _MODELS.validate_python(listed).data
         except ValidationError as error:
-            raise BackendError(f"{self.address} does not list its models as vLLM does: {first(error)}") from error
+            problem = files.first_error(error)
+            raise BackendError(f"{self.address} does not list its models as vLLM does: {problem}") from error
         return next((model.max_model_len for model in models if model.max_model_len), None)
 
     def load(self, name: str, path: Path, *, rank: int) -> None:
-        """Load an adapter."""
+        """Have the server load an adapter."""
         try:
-            self._ask("load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, seconds=_LOADING)
+            self._ask("load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, seconds=_LOADING_SECONDS)
         except BackendError as error:
             if refused := self._refused(error, path, rank):
                 raise refused from error
             raise
 
     def unload(self, name: str) -> None:
-        """Forget an adapter."""
-        self._ask("unload_lora_adapter", {"lora_name": name}, seconds=_LOADING)
+        """Have the server forget an adapter."""
+        self._ask("unload_lora_adapter", {"lora_name": name}, seconds=_LOADING_SECONDS)
 
     def write(self, model: str, row: Sequence[int], prompt: Prompt, **more: Any) -> tuple[_Choice, int]:
-        """What the model writes to token ids, and how many of these the server had computed before."""
+        """Return what the model writes after the token ids, and how many of these the server had in its cache."""
         body = {
             "model": model,
             "prompt": list(row),
             "max_tokens": prompt.max_tokens,
             "logprobs": 0,
             "return_token_ids": True,
-            **_ALL,
+            **_ALL_TOKENS,
             **more,
         }
         with self._slot(prompt):
-            told = self._ask("completions", body, seconds=self._seconds(prompt))
+            answer = self._ask("completions", body, seconds=self._seconds(prompt))
+        expected = f"{self.address} does not answer with token ids and their probabilities, as vLLM does"
         try:
-            completion = _COMPLETION.validate_python(told)
-            [choice] = completion.choices
-        except ValueError as error:
-            said = first(error) if isinstance(error, ValidationError) else "it has no choices"
-            raise BackendError(
-                f"{self.address} does not answer with token ids and their probabilities, as vLLM does: {said}"
-            ) from error
+            completion = _COMPLETION.validate_python(answer)
+        except ValidationError as error:
+            raise BackendError(f"{expected}: {files.first_error(error)}") from error
+        if len(completion.choices) != 1:
+            raise BackendError(f"{expected}: it has {len(completion.choices) or 'no'} choices")
+        [choice] = completion.choices
         if choice.finish_reason not in ("stop", "length"):
             raise BackendError(f"{self.address} gave up the prompt ({choice.finish_reason})", retryable=True)
         if choice.prompt_token_ids != list(row) or not 0 < len(choice.token_ids) == len(choice.logprobs.token_logprobs):
-            raise BackendError(
-                f"{self.address} answered to another prompt, or with a probability for some of the tokens alone"
-            )
+            problem = "answered to another prompt, or with a probability for some of the tokens alone"
+            raise BackendError(f"{self.address} {problem}")
         return choice, completion.cached
 
     def _refused(self, error: BackendError, path: Path, rank: int) -> UsageError | None:
-        """How the server has to be started, where that is why it does not load an adapter."""
-        said, status = str(error), getattr(error.__context__, "status_code", None)
+        """Return an error that says how to start the server, if that is why it does not load an adapter."""
+        message, status = str(error), getattr(error.__context__, "status_code", None)
         start = _START.format(rank=served_rank(rank))
-        if "No adapter found" in said:
+        if "No adapter found" in message:
+            problem = f"{self.address} does not see {path}, where this process has written its adapter"
             advice = "they have to run on one machine, or `folder` has to be one that both see under this path"
-            return UsageError(
-                f"{self.address} does not see {path}, where this process has written its adapter: {advice}"
-            )
-        if "max_lora_rank" in said:
+            return UsageError(f"{problem}: {advice}")
+        if "max_lora_rank" in message:
             return UsageError(f"{self.address} takes no adapter of rank {rank}; start it so: {start}")
-        if status == 404 or "LoRA is not enabled" in said:
+        if status == 404 or "LoRA is not enabled" in message:
             return UsageError(f"{self.address} loads no adapters while it runs; start it so: {start}")
         return None
 
@@ -293,7 +294,7 @@ class _Completion:
 
     @property
     def cached(self) -> int:
-        """Tokens of the prompt that were not computed; known where the server has --enable-prompt-tokens-details."""
+        """Tokens of the prompt that were in the cache; 0 unless the server has --enable-prompt-tokens-details."""
         details = self.usage.prompt_tokens_details
         return details.cached_tokens or 0 if details else 0
 

@@ -1,4 +1,4 @@
-"""What a training run is told."""
+"""The settings of a training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ Schedule = Literal["constant_with_warmup", "linear", "cosine"]
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """A LoRA adapter (arXiv:2106.09685): its `rank`, its scale (`alpha` / `rank`), and the names of the layers that get one ("all-linear": all)."""
+    """A LoRA adapter (arXiv:2106.09685).
+
+    Args:
+        rank: its rank.
+        alpha: the adapter is scaled by `alpha` / `rank`.
+        targets: names of the layers that get one; "all-linear": all linear layers but the output.
+    """
 
     rank: int = 32
     alpha: int = 64
@@ -26,43 +32,46 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Multi-conversation DAPO.
+    """The settings of multi-conversation DAPO.
 
-    The defaults of group, questions, updates, learning_rate, schedule, warmup, temperature, clip and kl are those of MemAgent (arXiv:2507.02259); the
-    options beyond them are those of DAPO (arXiv:2503.14476).
+    The defaults of group, questions, updates, learning_rate, schedule, warmup, temperature, clip and kl are those of
+    MemAgent (arXiv:2507.02259); the options beyond them are those of DAPO (arXiv:2503.14476).
 
     Args:
         steps: batches of rollouts.
-        questions: questions of a batch, over all processes.
-        group: rollouts of a question.
-        updates: optimizer steps a batch, however many turns the documents take.
+        questions: questions per batch, over all processes.
+        group: rollouts per question.
+        updates: optimizer steps per batch, however many turns the documents take.
         learning_rate: of AdamW, after `warmup` optimizer steps in which it rises from 0.
-        schedule: how it goes on: "constant_with_warmup", or falling to 0 at the end of the run, "linear" or "cosine".
+        schedule: of the learning rate after that: "constant_with_warmup", or falling to 0 at the end of the run,
+            "linear" or "cosine".
         weight_decay: of AdamW.
         max_grad_norm: gradients are scaled down to this norm.
-        temperature: with which rollouts are sampled.
+        temperature: sampling temperature of rollouts.
         clip: how far a token's probability may move in a batch.
-        kl: weight of the divergence from the start, of which the weights that learn are kept a second time; 0: none.
-        scale: divide advantages by the deviation of their group.
-        dynamic: drop the groups whose rewards are all equal and ask more questions in their place, at most `refills` times as many as a batch has.
-        refills: see `dynamic`.
-        overlong: tokens before the output limit in which a reply begins to lose reward; 0: none.
-        rescore: compute the log-probabilities of the rollouts anew before the first update; else those of the sampling count.
-        correction: the most that a token may weigh because sampling and training computed other probabilities (takes `rescore`); None: all weigh 1.
+        kl: weight of the divergence from the start policy, whose weights are kept for it; 0: none.
+        scale: divide advantages by the standard deviation of their group.
+        dynamic: drop groups whose rewards are all equal, and draw more questions in their place.
+        refills: how many times `dynamic` draws more questions for one batch.
+        overlong: tokens before the output limit at which a reply begins to lose reward; 0: none.
+        rescore: recompute the log-probabilities of the rollouts before the first update; else use those of sampling.
+        correction: the largest weight of a token whose sampler and trainer compute other probabilities (needs
+            `rescore`); None: all tokens weigh 1.
         format_reward: added to the reward of an answer in the prescribed form.
-        lora: the adapter that is trained; None: all weights are, in float32, unless the policy has an adapter already. An adapter usually
-            wants a higher `learning_rate`; the recipes take 1e-5.
-        share: compute what the rollouts of a question begin with once. A model that cannot do it is trained the plain way.
-        tokens: most tokens of one forward pass, padding included; what rows share counts once.
-        gradient_checkpointing: compute activations anew in place of keeping them; it rules out `share`.
-        seed: of all that is drawn.
+        lora: the adapter to train; None: all weights, in float32, unless the policy has an adapter already. An adapter
+            usually needs a higher `learning_rate`; the recipes use 1e-5.
+        share: compute the common prefix of the rollouts of a question once. A model that cannot do so is trained the
+            plain way.
+        tokens: most tokens of one forward pass, padding included; a shared prefix counts once.
+        gradient_checkpointing: recompute activations instead of keeping them; it rules out `share`.
+        seed: of everything random.
         evaluate_every: batches between evaluations; 0: none.
         save_every: batches between checkpoints.
-        keep: checkpoints that are kept.
+        keep: checkpoints to keep.
         readings_every: batches between readings that are saved for a person to look at; 0: none.
 
     Raises:
-        UsageError: a setting is wrong, or two of them do not go together.
+        UsageError: a setting is out of range, or two of them exclude each other.
     """
 
     steps: int = 200
@@ -118,6 +127,5 @@ class Settings:
         check_number(least=1, **drop_none(correction=self.correction))
         check_number(format_reward=self.format_reward)
         if self.correction and not self.rescore:
-            raise UsageError(
-                "correction compares the probabilities of training with those of sampling: it takes rescore=True"
-            )
+            problem = "correction compares the probabilities of training with those of sampling"
+            raise UsageError(f"{problem}: it takes rescore=True")

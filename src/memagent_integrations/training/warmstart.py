@@ -1,4 +1,4 @@
-"""The warm start: a policy is shown replies before it learns from its own, for models too small to stumble on the form of a memory."""
+"""The warm start: supervised steps on given replies, for models too small to find the form of a memory by chance."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ from memagent_integrations.checks import check_int, check_number
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Message
 from memagent_integrations.training.forward import forwards
-from memagent_integrations.training.policy import named, recomputing
+from memagent_integrations.training.policy import recomputing, trainable
 from memagent_integrations.training.prefixes import whole
 from memagent_integrations.training.sampler import Sampler
 
-Shown = tuple[tuple[Message, ...], str]
-"""A prompt and the reply that is shown for it."""
+Demonstration = tuple[tuple[Message, ...], str]
+"""A prompt, and the reply that the policy should give to it."""
 
 
 def warm_start(
     policy: Sampler,
-    shown: Iterable[Shown],
+    demonstrations: Iterable[Demonstration],
     *,
     batch: int = 32,
     learning_rate: float = 1e-4,
     tokens: int = 16_384,
     max_grad_norm: float = 1.0,
 ) -> Iterator[float]:
-    """Supervised steps over `batch` replies each, until there are no more; yields the loss of each: the mean of -log p over all tokens shown.
+    """Take a step on every `batch` replies, and yield its loss: the mean of -log p over the tokens of the replies.
 
     Raises:
-        UsageError: a number is wrong, nothing of the model learns, or a prompt does not fit its window.
+        UsageError: a number is out of range, or no weights of the model learn.
+        ContextOverflow: a prompt and its reply do not fit the window.
     """
     check_int(batch=batch, tokens=tokens)
     check_number(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
-    parameters = list(named(policy.model).values())
+    parameters = list(trainable(policy.model).values())
     if not parameters:
         raise UsageError("no weights of this model learn; make it ready with training.policy.start")
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
-    replies = (policy.shown(messages, reply) for messages, reply in shown)
+    replies = (policy.encode_reply(messages, reply) for messages, reply in demonstrations)
     while rows := list(islice(replies, batch)):
         total = sum(len(row.output_ids) for row in rows)
-        spent = 0.0
+        batch_loss = 0.0
         with recomputing(policy.model):
             for part in forwards(policy.model, rows, [whole(rows)], temperature=1.0, tokens=tokens):
                 loss = -part.logprobs.sum() / total
                 torch.autograd.backward(loss)
-                spent += loss.item()
+                batch_loss += loss.item()
         torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-        yield spent
+        yield batch_loss

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from carry_a_fact import TASK, drawn, model_of, reader_of
+from carry_a_fact import PROMPTS, TASK, drawn, model_of, reader_of
 
 from memagent_integrations.evaluation.samples import Sample, Task
 from memagent_integrations.training.mixture import Drawn
@@ -23,20 +26,25 @@ from memagent_integrations.training.settings import Settings
 from memagent_integrations.training.trainer import Trainer
 
 __all__ = [
-    "asked",
+    "PROMPTS",
+    "WAIT",
     "by_key",
     "draw",
     "drawn",
     "echo",
     "figures",
+    "join",
     "letters",
     "model_of",
     "process",
     "reader_of",
     "trainer",
+    "validation_set",
     "weights",
 ]
 
+WAIT = 600
+"""Seconds after which a test gives up on a process that is silent."""
 SMALL = {
     "questions": 4,
     "group": 4,
@@ -48,11 +56,15 @@ SMALL = {
     "evaluate_every": 0,
     "readings_every": 0,
 }
-_PROCESSES = multiprocessing.get_context(
-    "forkserver"
-)  # a server imports once; it has computed nothing when a process is forked from it
+# The server process imports once; it has computed nothing when a process is forked from it.
+_PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
-    ["matplotlib.figure", "memagent_integrations.training.trainer", "transformers.models.llama.modeling_llama"]
+    [
+        "matplotlib.figure",
+        "memagent_integrations.training.served",
+        "memagent_integrations.training.trainer",
+        "transformers.models.llama.modeling_llama",
+    ]
 )
 
 
@@ -60,31 +72,30 @@ def draw(number: int, share: float) -> Any:
     return drawn(("train", number))
 
 
-def echo(reading: Any, asked: Any) -> float:
-    """A reward that an untrained model gets sometimes: of its memories, how many are one sign."""
+def echo(reading: Any, question: Any) -> float:
+    """A reward that an untrained model sometimes gets: the share of its memories that are one sign."""
     memories = [step.reply.text for step in reading.steps if step.phase == "memory"]
     return sum(len(memory) == 1 for memory in memories) / len(memories)
 
 
-def letters(reading: Any, asked: Any) -> float:
-    """A reward that hardly two readings share."""
+def letters(reading: Any, question: Any) -> float:
+    """A reward that hardly any two readings share."""
     return sum(len(step.reply.text) for step in reading.steps) / 100
 
 
-def by_key(reading: Any, asked: Any) -> float:
-    """Questions with an odd key teach nothing."""
-    return 1.0 if int(asked.sample.question[1:]) % 2 else letters(reading, asked)
+def by_key(reading: Any, question: Any) -> float:
+    """A reward that is equal for all readings of a question with an odd key."""
+    return 1.0 if int(question.sample.question[1:]) % 2 else letters(reading, question)
 
 
 class Letters(Task):
-    """An answer scores by its length: those of an untrained model differ."""
+    """The score of an answer is its length, which differs between answers of an untrained model."""
 
     def score(self, answer: str, sample: Sample) -> float:
         return len(answer) / 10
 
 
-def asked(name: str, questions: int) -> list[Drawn]:
-    """A validation set."""
+def validation_set(name: str, questions: int) -> list[Drawn]:
     task = Letters(name=name, metric="em", make=TASK.make, unit=None)
     return [replace(drawn((name, number)), task=task) for number in range(questions)]
 
@@ -92,27 +103,27 @@ def asked(name: str, questions: int) -> list[Drawn]:
 def trainer(
     model: Path, folder: Path, kind: type[Sampler] = Sampler, adapter: Path | None = None, **settings: Any
 ) -> Trainer:
-    """A trainer of what `model_of` made; `settings` are those of `Settings` and `Trainer`."""
-    more = {name: settings.pop(name) for name in ("validation", "reward", "draw", "accelerator") if name in settings}
-    told = Settings(**(SMALL | {"steps": 3} | settings))
-    reader = reader_of(model, kind, temperature=told.temperature, adapter=adapter)
-    return Trainer(reader, more.pop("draw", draw), told, folder, **({"reward": echo} | more))
+    """Return a trainer of a model of `model_of`; `settings` are those of `Settings` and `Trainer`."""
+    names = ("validation", "reward", "draw", "accelerator")
+    arguments = {"reward": echo, "draw": draw} | {name: settings.pop(name) for name in names if name in settings}
+    merged = Settings(**(SMALL | {"steps": 3} | settings))
+    reader = reader_of(model, kind, temperature=merged.temperature, adapter=adapter)
+    return Trainer(reader, settings=merged, folder=folder, **arguments)
 
 
 def figures(lines: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Metrics without what the clock says."""
+    """Return the metrics without those that are measured in seconds."""
     return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
 
 
-def weights(found: Trainer) -> torch.Tensor:
-    return torch.cat(
-        [parameter.detach().flatten() for parameter in found.policy.model.parameters() if parameter.requires_grad]
-    )
+def weights(trained: Trainer) -> torch.Tensor:
+    parameters = trained.policy.model.parameters()
+    return torch.cat([parameter.detach().flatten() for parameter in parameters if parameter.requires_grad])
 
 
 @contextmanager
 def process(target: Callable[..., None], *args: Any) -> Iterator[tuple[Any, Connection]]:
-    """`target(pipe, *args)` in a process of its own, and the other end of the pipe; it is killed at the end of the block."""
+    """Run `target(pipe, *args)` in another process, and yield it with our end of the pipe; kill it at the end."""
     here, there = _PROCESSES.Pipe()
     worker = _PROCESSES.Process(target=_run, args=(target, torch.get_num_threads(), there, *args), daemon=True)
     worker.start()
@@ -128,3 +139,20 @@ def process(target: Callable[..., None], *args: Any) -> Iterator[tuple[Any, Conn
 def _run(target: Callable[..., None], threads: int, *args: Any) -> None:
     torch.set_num_threads(threads)
     target(*args)
+
+
+def join(rank: int, meeting: Path) -> Accelerator:
+    """Make this process one of two that train together; they meet in a file, since another program may take a port."""
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+    torch.distributed.init_process_group(
+        "gloo", init_method=meeting.as_uri(), rank=rank, world_size=2, timeout=timedelta(seconds=WAIT)
+    )
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 2
+    return accelerator

@@ -1,4 +1,4 @@
-"""Batches with each option of the trainer: what it does to rewards, advantages, gradients and metrics, worked out beside it."""
+"""Batches with each option of the trainer: its effect on rewards, advantages, gradients and metrics, recomputed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-from helpers.tiny_trainer import by_key, draw, echo, letters, model_of, reader_of, trainer, weights  # noqa: E402
+from helpers.tiny_trainer import by_key, draw, echo, letters, reader_of, trainer, weights  # noqa: E402
 
 from memagent_integrations.errors import BackendError, UsageError  # noqa: E402
 from memagent_integrations.training.forward import scores  # noqa: E402
@@ -25,11 +25,6 @@ from memagent_integrations.training.rollouts import load_reward  # noqa: E402
 from memagent_integrations.training.sampler import Sampler  # noqa: E402
 from memagent_integrations.training.settings import Lora  # noqa: E402
 from memagent_integrations.training.trainer import Batch  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_of(tmp_path_factory.mktemp("model"), 0)
 
 
 def nothing(reading: Any, asked: Any) -> float:
@@ -180,7 +175,7 @@ def test_tokens_of_another_engine_weigh_by_both_probabilities_up_to_a_bound(
 
 
 def test_a_reward_by_its_dotted_name_is_that_reward(model: Path, tmp_path: Path) -> None:
-    found = trainer(model, tmp_path, reward=load_reward("tiny_trainer:echo"))
+    found = trainer(model, tmp_path, reward=load_reward("helpers.tiny_trainer:echo"))
     batch = found.collect(Sums())
     rewards = [echo(rollout.reading, None) for rollout in batch.rollouts]
     assert len(set(rewards)) > 1
@@ -191,14 +186,14 @@ def test_a_reward_by_its_dotted_name_is_that_reward(model: Path, tmp_path: Path)
     ("name", "told"),
     [
         ("", "package.module:function"),
-        ("tiny_trainer", "package.module:function"),
-        ("tiny_trainer:", "package.module:function"),
+        ("helpers.tiny_trainer", "package.module:function"),
+        ("helpers.tiny_trainer:", "package.module:function"),
         (":echo", "package.module:function"),
-        ("tiny_trainer.echo", "package.module:function"),
-        ("tiny_trainer:ohce", "ohce"),
-        ("tiny_trainers:echo", "tiny_trainers"),
-        ("tiny_trainer:SMALL", "is no function"),
-        (".tiny_trainer:echo", "package.module:function"),
+        ("helpers.tiny_trainer.echo", "package.module:function"),
+        ("helpers.tiny_trainer:ohce", "ohce"),
+        ("helpers.tiny_trainers:echo", "helpers.tiny_trainers"),
+        ("helpers.tiny_trainer:SMALL", "is no function"),
+        (".helpers.tiny_trainer:echo", "package.module:function"),
     ],
 )
 def test_a_name_that_is_no_reward_is_refused(name: str, told: str) -> None:
@@ -246,7 +241,7 @@ def test_where_no_question_teaches_anything_the_rounds_end_and_nothing_moves(mod
     before = weights(found)
     told = list(found.train())
     assert asked == list(range(2 * 4 * (1 + 2)))
-    assert found.place.positions == (24,)
+    assert found.progress.positions == (24,)
     assert [(one["updates"], one["gradient_norm"], one["collapsed"]) for one in told] == [(0, 0, 1), (0, 0, 1)]
     assert torch.equal(weights(found), before)
 

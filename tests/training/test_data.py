@@ -1,9 +1,8 @@
-"""Training sets: what is left out and why, a file that goes on after any crash and comes out the same, and rows that are a task again."""
+"""Training sets: what is left out and why, a file that survives any crash unchanged, and rows that are a task again."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -11,28 +10,25 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
 from itertools import count as numbers
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import training_set
 from helpers.loopback import Loopback, Response, chat
+from helpers.training_set import NONE, VT, make, reader
 from typer.testing import CliRunner, Result
 
-from memagent_integrations import BackendError, Reader, ScriptedBackend, UsageError
+from memagent_integrations import BackendError, ScriptedBackend, UsageError
 from memagent_integrations.cli import app
 from memagent_integrations.errors import ContextOverflow
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.tasks import load
-from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.training import data as made
-from memagent_integrations.training.data import EASY, HARD, KNOWN, Filters, State, TrainingSet, build, made_with
+from memagent_integrations.training.data import EASY, HARD, KNOWN, Filters, TrainingSet, build, made_with
 from memagent_integrations.training.mixture import Mixture, Part
-
-VT = Mixture(parts=(Part(name="vt", lengths=(300, 500)),))
-NONE = Filters(without_context=0)
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -61,28 +57,6 @@ def asked(prompt: Prompt) -> int:
 
 def closed(prompt: Prompt) -> bool:
     return "from what you know" in prompt.messages[0].content
-
-
-def reader(script: Callable[[Prompt], Any], **options: Any) -> Reader:
-    return Reader(
-        ScriptedBackend(script, **options),
-        prompts=PromptSet.default(answer_format="boxed"),
-        chunk_tokens=400,
-        memory_tokens=64,
-    )
-
-
-def make(
-    path: Path,
-    mixture: Mixture,
-    model: Reader,
-    rows: int,
-    filters: Filters = NONE,
-    seed: int = 0,
-    told: made.Told | None = None,
-) -> State:
-    into = TrainingSet(path, made_with(mixture, seed, model, filters))
-    return build(into, mixture, rows=rows, seed=seed, data=Data(), reader=model, filters=filters, told=told)
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -139,7 +113,7 @@ def test_the_file_is_a_task_with_the_metric_and_facts_of_each_row(tmp_path: Path
     [
         ({"metric": "exact"}, "there is no metric 'exact'; the metrics are em, "),
         ({"metric": 7}, "'metric'"),
-        ({"facts": [{"text": "C", "deep": 1}]}, "facts: 0.depth: "),
+        ({"facts": [{"text": "C", "deep": 1}]}, "facts: 1 depth: "),
         ({"facts": [{"text": "X", "depth": 0}]}, "the fact 'X' does not stand in the context"),
     ],
 )
@@ -150,7 +124,7 @@ def test_a_row_with_a_metric_or_facts_that_are_none(tmp_path: Path, changed: dic
 
 
 def test_a_document_is_written_piece_by_piece(tmp_path: Path) -> None:
-    mixture, model = Mixture(parts=(Part(name="vt", lengths=(3_500_000,)),)), reader(lambda prompt: "unused")
+    mixture, model = Mixture(parts=(Part(name="vt", lengths=(1_000_000,)),)), reader(lambda prompt: "unused")
     into = TrainingSet(tmp_path / "set.jsonl", {})
     tracemalloc.start()
     try:
@@ -158,9 +132,9 @@ def test_a_document_is_written_piece_by_piece(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert into.path.stat().st_size > 10_000_000
-    assert peak < 4 << 20
-    assert model.backend.count(rows_of(into.path)[0]["context"]) == pytest.approx(3_500_000, rel=0.02)
+    assert into.path.stat().st_size > 3_000_000
+    assert peak < 1 << 20
+    assert model.backend.count(rows_of(into.path)[0]["context"]) == pytest.approx(1_000_000, rel=0.02)
 
 
 # what is left out
@@ -184,7 +158,7 @@ def test_what_the_model_knows_is_left_out(tmp_path: Path) -> None:
         reader(script),
         12,
         Filters(without_context=2),
-        told=lambda drawn, reason, state: told.append((drawn.sample.question, reason)),
+        on_question=lambda drawn, reason, state: told.append((drawn.sample.question, reason)),
     )
     assert sorted(questions(tmp_path / "set.jsonl")) == [2, 5, 8, 11]
     assert state.left_out == {KNOWN: 8, EASY: 0, HARD: 0}
@@ -283,39 +257,9 @@ def test_filters_that_are_none(settings: dict[str, Any], said: str) -> None:
 # a file that goes on
 
 
-def knowing(prompt: Prompt) -> str:
-    """A model that knows a third of the values, ever the same."""
-    return (
-        "\\boxed{"
-        + (", ".join(values(prompt)) if random.Random(prompt.messages[0].content).random() < 0.3 else "none")
-        + "}"
-    )
-
-
-def values(prompt: Prompt) -> list[str]:
-    question = prompt.messages[0].content.split("<question>\n")[1].split("\n</question>")[0]
-    for number in numbers():
-        drawn = VT.draw(number, seed=0, share=1, data=Data(), count=ScriptedBackend([]).count)
-        if drawn.sample.question == question:
-            return list(drawn.sample.answers)
-    raise AssertionError
-
-
-SCRIPT = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_data import Filters, VT, knowing, make, reader
-
-make(Path(sys.argv[1]), VT, reader(knowing), 40, Filters(without_context=1), told=lambda *_: time.sleep(0.005))
-"""
-
-
 def test_killed_three_times_it_is_the_same_file(tmp_path: Path) -> None:
     def start(path: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(path), str(Path(__file__).parent)], env=dict(os.environ)
-        )
+        return subprocess.Popen([sys.executable, training_set.__file__, str(path)])
 
     assert start(tmp_path / "whole.jsonl").wait() == 0
     path, rng, had = tmp_path / "killed.jsonl", random.Random(3), 0

@@ -1,4 +1,4 @@
-"""Constructed readings: the prompts are those of reading, the memory holds what was read and nothing else, and whoever follows them is right."""
+"""Constructed readings: their prompts are those of reading, their memory holds what was read, their answer is right."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from helpers.tiny_model import PEFT_WARNS  # noqa: E402
 from hypothesis import example, given  # noqa: E402
 from hypothesis import settings as hypothesis  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
@@ -32,9 +33,7 @@ from memagent_integrations.training.conversations import Sampled  # noqa: E402
 from memagent_integrations.training.forward import cannot_share, forwards, scores  # noqa: E402
 from memagent_integrations.training.prefixes import Bundle, bundles, whole  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing.:FutureWarning"
-)  # peft asks transformers for it
+pytestmark = PEFT_WARNS
 
 SMALL = {
     "vocab_size": 97,
@@ -133,7 +132,7 @@ def test_a_part_keeps_to_its_tokens_but_takes_one_row_at_least() -> None:
 def test_probabilities_in_slices_are_those_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = model_of("llama", lora=False), rollouts(9)
     once = gradients(model, rows, [whole(rows)], 10_000)
-    monkeypatch.setattr(forward, "_AT_ONCE", 1)
+    monkeypatch.setattr(forward, "_PROBABILITIES_AT_ONCE", 1)
     assert torch.allclose(gradients(model, rows, [whole(rows)], 10_000), once, atol=1e-6)
 
 

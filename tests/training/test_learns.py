@@ -1,4 +1,4 @@
-"""It learns: a small model, warmed up by a careless reader, learns from reward alone to carry a fact, and goes on at any length."""
+"""A small model learns from reward alone to carry a fact, and keeps carrying it at 64 times the length."""
 
 from __future__ import annotations
 
@@ -12,20 +12,37 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from carry_a_fact import experiment  # noqa: E402
+import carry_a_fact  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """The experiment runs on one thread; the tests after it on as many as before."""
+    """Restore the number of threads, which the experiment sets to one."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the task small: nine facts, four chunks. A fact is in the first chunk and is carried through the others."""
+    for name, size in {"KEYS": 3, "VALUES": 3, "FACTS": 4, "CHUNKS": 4}.items():
+        monkeypatch.setattr(carry_a_fact, name, size)
+
+
 def test_a_policy_learns_to_carry_a_fact_and_noise_teaches_it_nothing(tmp_path: Path) -> None:
-    told = experiment(tmp_path, 0, steps=50, control=50, held=256, long=128)
-    assert told["trained"] >= told["warm start"] + 0.2
-    assert told["trained p"] < 0.01
-    assert told["control, last batch"] <= told["warm start"] + 0.05
-    assert abs(told["64 times as long"] - told["trained"]) <= 0.05
+    results = carry_a_fact.experiment(
+        tmp_path,
+        0,
+        steps=40,
+        control=20,
+        held=256,
+        long=64,
+        readings=1000,
+        warm_batch=48,
+        settings=carry_a_fact.SETTINGS | {"questions": 12, "evaluate_every": 40},
+    )
+    assert results["trained"] >= results["warm start"] + 0.2
+    assert results["trained p"] < 0.01
+    assert results["control, last batch"] <= results["warm start"] + 0.05
+    assert abs(results["64 times as long"] - results["trained"]) <= 0.05

@@ -1,4 +1,4 @@
-"""The arithmetic of training: worked out by hand, and against a plain implementation of the same equations, gradients included."""
+"""The arithmetic of training, against results by hand and a plain implementation of the equations, with gradients."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ Token = tuple[torch.Tensor, float, float]
 def plain(
     group_rewards: list[list[float]], rollouts: list[list[list[list[Token]]]], clip: Clip, beta: float
 ) -> torch.Tensor:
-    """The equation of the paper, token by token: groups of rollouts of conversations of tokens (new, old, reference)."""
+    """The paper's equation, token by token, for groups of rollouts of conversations of tokens (new, old, reference)."""
     total = torch.zeros((), dtype=torch.float64)
     count = 0
     for rewards, group in zip(group_rewards, rollouts, strict=True):

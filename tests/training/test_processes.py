@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,19 +17,27 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
 from accelerate import Accelerator  # noqa: E402
-from helpers.tiny_trainer import asked, by_key, drawn, figures, letters, model_of, process, trainer, weights  # noqa: E402
+from helpers.tiny_trainer import (  # noqa: E402
+    WAIT,
+    by_key,
+    drawn,
+    figures,
+    join,
+    letters,
+    process,
+    trainer,
+    validation_set,
+    weights,
+)
 
 from memagent_integrations.training.metrics import Sums, read  # noqa: E402
 from memagent_integrations.training.sampler import Sampler  # noqa: E402
 from memagent_integrations.training.settings import Lora  # noqa: E402
 from memagent_integrations.training.trainer import Batch  # noqa: E402
 
-WAIT = 600
-"""Seconds after which processes that say nothing are given up."""
-
 
 class Settled(Sampler):
-    """What it writes follows from the prompt, and from how often that stood in the batch before: it is the same whoever else writes."""
+    """A reply depends on its prompt and on how often that occurred in the batch, not on the other prompts."""
 
     def complete_batch(self, prompts: Sequence[Any]) -> list[Any]:
         if not self.temperature:
@@ -47,7 +53,7 @@ class Settled(Sampler):
 
 
 def apart(number: int, share: float) -> Any:
-    """The four questions of a batch ask for four keys, so that no two of them have a prompt in common; odd ones go to the second process."""
+    """Draw batches of four questions for four keys, so that no two share a prompt; the second process gets odd keys."""
     found = (drawn((number, seed)) for seed in count())
     return next(one for one in found if one.sample.question == f"k{number % 4}")
 
@@ -63,7 +69,11 @@ BOTH: dict[str, Any] = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "weights": BOTH
-    | {"kl": 0.01, "evaluate_every": 2, "validation": {"one": asked("one", 1), "three": asked("three", 3)}},
+    | {
+        "kl": 0.01,
+        "evaluate_every": 2,
+        "validation": {"one": validation_set("one", 1), "three": validation_set("three", 3)},
+    },
     "adapter": BOTH | {"lora": Lora(rank=4, alpha=8), "overlong": 2, "scale": True},
     "one has nothing": BOTH | {"dynamic": True, "refills": 0, "reward": by_key},
 }
@@ -76,7 +86,7 @@ def train(model: Path, folder: Path, accelerator: Any, case: str) -> Any:
 
 
 def go_on(model: Path, folder: Path, accelerator: Any) -> Any:
-    """A training that was interrupted, with more rounds of questions in one process than in the other; and one that was not."""
+    """Train with an interruption and without; one process needs more rounds of questions than the other."""
     told = {
         "steps": 2,
         "group": 2,
@@ -92,11 +102,11 @@ def go_on(model: Path, folder: Path, accelerator: Any) -> Any:
     accelerator.wait_for_everyone()
     last = trainer(model, folder / "parts", **told)
     list(last.train())
-    return torch.stack([weights(undisturbed), weights(last)]), undisturbed.place, last.place
+    return torch.stack([weights(undisturbed), weights(last)]), undisturbed.progress, last.progress
 
 
 def learned(model: Path, folder: Path, accelerator: Any, batch: Path) -> Any:
-    """The gradients of one update over the rollouts of a file, of which each process has those of its questions."""
+    """Return the gradients of one update over the rollouts of a file; each process takes those of its questions."""
     found = trainer(model, folder, updates=1, max_grad_norm=1e9, accelerator=accelerator)
     gradients: list[torch.Tensor] = []
 
@@ -119,28 +129,12 @@ def jobs(made: Path) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
 
 def one_of_two(pipe: Any, rank: int, made: Path, model: Path) -> None:
-    """Do all jobs beside the other process, and tell what came of each. They meet in a file: no port that another program may take first."""
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-    }
-    torch.distributed.init_process_group(
-        "gloo", init_method=(made / "meeting").as_uri(), rank=rank, world_size=2, timeout=timedelta(seconds=WAIT)
-    )
-    accelerator = Accelerator(cpu=True)
-    assert accelerator.num_processes == 2
+    """Do all jobs together with the other process, and save the result of each."""
+    accelerator = join(rank, made / "meeting")
     for name, (job, args) in jobs(made).items():
         torch.save(job(model, made / f"two {name}", accelerator, *args), made / f"{name} {rank}.pt")
         pipe.send(name)
     torch.distributed.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_of(tmp_path_factory.mktemp("model"), 0)
 
 
 @pytest.fixture(scope="module")

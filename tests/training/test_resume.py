@@ -16,17 +16,25 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-from helpers.tiny_trainer import asked, by_key, draw, figures, model_of, process, reader_of, trainer, weights  # noqa: E402
+from helpers.tiny_trainer import (  # noqa: E402
+    WAIT,
+    by_key,
+    draw,
+    figures,
+    process,
+    reader_of,
+    trainer,
+    validation_set,
+    weights,
+)
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from memagent_integrations.errors import UsageError  # noqa: E402
-from memagent_integrations.training.checkpoints import Checkpoints, Place, load  # noqa: E402
+from memagent_integrations.training.checkpoints import Checkpoints, Progress, load  # noqa: E402
 from memagent_integrations.training.metrics import read  # noqa: E402
 from memagent_integrations.training.settings import Lora  # noqa: E402
 from memagent_integrations.training.trainer import Trainer  # noqa: E402
 
-WAIT = 600
-"""Seconds after which a process that says nothing is given up."""
 RICH = {
     "steps": 4,
     "learning_rate": 1e-2,
@@ -42,11 +50,6 @@ RICH = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_of(tmp_path_factory.mktemp("model"), 0)
-
-
-@pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     """A training that nobody disturbed."""
     found = rich(model, tmp_path_factory.mktemp("whole"))
@@ -56,7 +59,7 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
 
 def rich(model: Path, folder: Path, **settings: Any) -> Trainer:
     """A trainer with everything that has a state."""
-    return trainer(model, folder, **(RICH | {"validation": {"near": asked("near", 4)}} | settings))
+    return trainer(model, folder, **(RICH | {"validation": {"near": validation_set("near", 4)}} | settings))
 
 
 def assert_same(one: Trainer, other: Trainer) -> None:
@@ -65,7 +68,7 @@ def assert_same(one: Trainer, other: Trainer) -> None:
     assert [line["step"] for line in lines] == [line["step"] for line in others]
     for mine, theirs in zip(lines, others, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-6)
-    assert one.place == other.place
+    assert one.progress == other.progress
     assert torch.allclose(weights(one), weights(other), atol=1e-6)
     for kept in ("start", "best"):
         if (one.folder / kept).exists():
@@ -78,8 +81,8 @@ def test_the_training_that_the_others_are_compared_with_has_a_state_to_lose(whol
     assert len({line["learning_rate"] for line in lines[1:]}) > 1
     assert len({line["validation"] for line in lines}) > 1
     assert lines[-1]["kl"] > 1e-4
-    assert whole.place.positions[0] > 4 * 4  # groups were replaced
-    assert whole.place.step > 0
+    assert whole.progress.positions[0] > 4 * 4  # groups were replaced
+    assert whole.progress.step > 0
 
 
 def test_a_training_goes_on_where_it_was_as_if_nothing_had_happened(model: Path, tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_a_training_goes_on_where_it_was_as_if_nothing_had_happened(model: Path,
     for _ in range(2):
         next(trainer(model, tmp_path / "parts", steps=3).train())
     last = trainer(model, tmp_path / "parts", steps=3)
-    assert last.place.step == 2
+    assert last.progress.step == 2
     list(last.train())
     assert_same(undisturbed, last)
 
@@ -101,7 +104,7 @@ def test_an_interrupted_training_with_everything_goes_on(model: Path, whole: Tra
             next(iterator)
         iterator.close()
     last = rich(model, tmp_path)
-    assert last.place.step == 2
+    assert last.progress.step == 2
     list(last.train())
     assert_same(whole, last)
 
@@ -111,7 +114,7 @@ def train_up_to(pipe: Any, model: Path, folder: Path, where: str, step: int) -> 
     updates: list[int] = []
 
     def here(place: str) -> None:
-        if (place, found.place.step) == (where, step):
+        if (place, found.progress.step) == (where, step):
             pipe.send(place)
             pipe.recv()
 
@@ -120,11 +123,11 @@ def train_up_to(pipe: Any, model: Path, folder: Path, where: str, step: int) -> 
         return draw(number, share)
 
     def updating(*_: Any) -> None:
-        updates.append(found.place.step)
+        updates.append(found.progress.step)
         if updates.count(step) == 2:
             here("updating")
 
-    [first, *others] = asked("near", 4)
+    [first, *others] = validation_set("near", 4)
     document = first.sample.document
 
     def told() -> Any:
@@ -138,7 +141,7 @@ def train_up_to(pipe: Any, model: Path, folder: Path, where: str, step: int) -> 
 
 
 def test_a_killed_training_with_everything_goes_on(model: Path, whole: Trainer, tmp_path: Path) -> None:
-    """SIGKILL, four times: in an evaluation before and behind the first batch, while questions are drawn, between two updates of a batch."""
+    """SIGKILL in evaluations before and after the first batch, while drawing questions, and between two updates."""
     for where, step in (("evaluating", 0), ("reading", 1), ("updating", 2), ("evaluating", 3)):
         with process(train_up_to, model, tmp_path, where, step) as (worker, pipe):
             assert pipe.poll(WAIT)
@@ -206,8 +209,8 @@ def write(folder: Path) -> None:
     checkpoints.start()
     for step in (1, 2, 3):
         fill(model, step)
-        checkpoints.save(Place(step=step), keep=1)
-        checkpoints.keep_best(Place(step=step, best=float(step)))
+        checkpoints.save(Progress(step=step), keep=1)
+        checkpoints.keep_best(Progress(step=step, best=float(step)))
 
 
 def test_a_kill_between_any_two_renames_leaves_everything_whole(tmp_path: Path) -> None:
@@ -224,15 +227,14 @@ def test_a_kill_between_any_two_renames_leaves_everything_whole(tmp_path: Path) 
         if "best" in done:
             load(model, folder / "best")
             assert filled(model) == done.count("best")
-            assert json.loads((folder / "best" / "state.json").read_text())["place"]["best"] == done.count("best")
+            assert json.loads((folder / "best" / "state.json").read_text())["progress"]["best"] == done.count("best")
         fill(model, 0)
         assert {value for weight in checkpoints.start().values() for value in weight.flatten().tolist()} == {0.0}
 
 
 def short(model: Path, folder: Path) -> Trainer:
-    return rich(
-        model, folder, steps=2, questions=2, group=2, save_every=1, dynamic=False, validation={"one": asked("one", 1)}
-    )
+    sizes = {"steps": 2, "questions": 2, "group": 2, "save_every": 1}
+    return rich(model, folder, dynamic=False, validation={"one": validation_set("one", 1)}, **sizes)
 
 
 def train_short(model: Path, folder: Path) -> None:
@@ -255,7 +257,7 @@ def test_a_checkpoint_that_was_not_finished_is_not_gone_on_from(model: Path, tmp
     list(trainer(model, tmp_path, steps=2).train())
     checkpoints = tmp_path / "checkpoints"
     (checkpoints / "step-000003.new").mkdir()
-    assert trainer(model, tmp_path, steps=2).place.step == 2
+    assert trainer(model, tmp_path, steps=2).progress.step == 2
     assert sorted(path.name for path in checkpoints.iterdir() if path.suffix != ".new") == [
         "step-000001",
         "step-000002",
@@ -266,7 +268,7 @@ def test_a_training_with_other_settings_is_not_gone_on_with(model: Path, tmp_pat
     list(trainer(model, tmp_path, steps=1).train())
     with pytest.raises(UsageError, match=r"learning_rate: 0\.001, now 0\.01"):
         trainer(model, tmp_path, learning_rate=0.01)
-    assert trainer(model, tmp_path, steps=7, save_every=3).place.step == 1
+    assert trainer(model, tmp_path, steps=7, save_every=3).progress.step == 1
 
 
 def halved(file: Path) -> None:
@@ -333,7 +335,7 @@ def test_a_damaged_checkpoint_is_named_and_without_it_the_training_goes_on(
         short(model, folder)
     assert str(damaged / file) in str(raised.value)
     shutil.rmtree(damaged)
-    assert short(model, folder).place.step == 1
+    assert short(model, folder).progress.step == 1
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "state.json"])

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -17,12 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from accelerate import Accelerator  # noqa: E402
-from carry_a_fact import PROMPTS, drawn, model_of  # noqa: E402
 from helpers.contract import ask  # noqa: E402
 from helpers.loopback import Loopback, Request, Response  # noqa: E402
 from helpers.tiny_model import PEFT_WARNS  # noqa: E402
+from helpers.tiny_trainer import PROMPTS, WAIT, draw, echo, join, process  # noqa: E402
 
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError  # noqa: E402
 from memagent_integrations.reader import Reader  # noqa: E402
@@ -36,10 +31,7 @@ from memagent_integrations.training.served import ServedSampler  # noqa: E402
 from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
 from memagent_integrations.training.trainer import Trainer  # noqa: E402
 
-pytestmark = [
-    PEFT_WARNS,
-    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),
-]  # peft asks transformers for it
+pytestmark = PEFT_WARNS
 LORA = Lora(rank=4, alpha=64)
 SMALL: dict[str, Any] = {
     "steps": 2,
@@ -56,7 +48,10 @@ WINDOW = 120
 
 
 class Server:
-    """What a vLLM server with a model of `model_of` answers. `says` has other answers, by path or by "probe" for a call with one token allowed."""
+    """Answers as a vLLM server with a model of `model_of` does.
+
+    `says` replaces answers, by path; "probe" is a completion of which only one token is allowed.
+    """
 
     def __init__(self, model: Path) -> None:
         self.model, self.adapters = model, dict[str, Sampler]()
@@ -116,11 +111,6 @@ def refusal(status: int, said: str) -> Response:
     )
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_of(tmp_path_factory.mktemp("model"), 0)
-
-
 @pytest.fixture
 def server(model: Path) -> Server:
     return Server(model)
@@ -152,15 +142,6 @@ def adapted(policy: Sampler, seed: int = 0) -> Sampler:
 
 def reader(policy: Sampler) -> Reader:
     return Reader(policy, prompts=PROMPTS, chunk_tokens=4, memory_tokens=2, output_tokens=2, question_tokens=4)
-
-
-def draw(number: int, share: float) -> Any:
-    return drawn(("train", number))
-
-
-def echo(reading: Any, asked: Any) -> float:
-    memories = [step.reply.text for step in reading.steps if step.phase == "memory"]
-    return sum(len(memory) == 1 for memory in memories) / len(memories)
 
 
 def written(folder: Path) -> list[str]:
@@ -245,37 +226,27 @@ def test_a_training_learns_from_what_a_server_writes(model: Path, loopback: Loop
     } == {0.0}
 
 
-def one_batch(model: str, url: str, folder: str) -> None:
-    """What each of several processes does."""
+def one_batch(pipe: Any, rank: int, model: Path, url: str, folder: Path) -> None:
+    """Do one batch together with another process."""
+    accelerator = join(rank, folder / "meeting")
     with ServedSampler(model, base_url=url, device="cpu") as policy:
-        told = Trainer(
-            reader(policy), draw, Settings(**SMALL), folder, reward=echo, accelerator=Accelerator(cpu=True)
-        ).batch()
-        assert told["failed"] == 0
-        assert told["gap"] < 1e-4
+        settings = Settings(**SMALL)
+        metrics = Trainer(reader(policy), draw, settings, folder / "run", reward=echo, accelerator=accelerator).batch()
+    pipe.send((metrics["failed"], metrics["gap"]))
+    torch.distributed.destroy_process_group()
 
 
 def test_one_of_two_processes_publishes_and_both_ask_for_it(model: Path, loopback: Loopback, tmp_path: Path) -> None:
-    script = (
-        "import sys; sys.path[:0] = [sys.argv[1]]; from test_training_served import one_batch; one_batch(*sys.argv[2:])"
-    )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(Path(__file__).parent), str(model), f"{loopback.url}/v1", str(tmp_path)],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
+    with ExitStack() as stack:
+        arguments = (model, f"{loopback.url}/v1", tmp_path)
+        both = [stack.enter_context(process(one_batch, rank, *arguments)) for rank in range(2)]
+        for worker, pipe in both:
+            assert pipe.poll(WAIT)
+            failed, gap = pipe.recv()
+            assert failed == 0
+            assert gap < 1e-4
+            worker.join(WAIT)
+            assert worker.exitcode == 0
     [published] = loopback.bodies("/v1/load_lora_adapter")
     asked = [body["model"] for body in loopback.bodies("/v1/completions")]
     assert set(asked) == {published["lora_name"]}

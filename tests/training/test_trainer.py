@@ -1,4 +1,4 @@
-"""The trainer, on a model small enough to be trained here: what it makes of rollouts, and that one that was killed goes on as if it had not been."""
+"""The trainer on a tiny model: what it makes of rollouts, what it learns, and the errors that it raises."""
 
 from __future__ import annotations
 
@@ -21,15 +21,10 @@ from memagent_integrations.reader import Reader  # noqa: E402
 from memagent_integrations.records import Message, Prompt, Reading  # noqa: E402
 from memagent_integrations.training.conversations import Sampled  # noqa: E402
 from memagent_integrations.training.metrics import Sums, read  # noqa: E402
-from memagent_integrations.training.policy import named  # noqa: E402
+from memagent_integrations.training.policy import trainable  # noqa: E402
 from memagent_integrations.training.sampler import Sampler  # noqa: E402
 from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
 from memagent_integrations.training.trainer import Trainer  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_of(tmp_path_factory.mktemp("model"), 0)
 
 
 def test_a_batch_has_the_same_number_of_updates_however_long_the_documents_are(model: Path, tmp_path: Path) -> None:
@@ -84,7 +79,7 @@ def test_a_reading_is_saved_for_a_person_to_look_at(model: Path, tmp_path: Path)
 
 
 def test_the_policy_learns_what_is_rewarded(model: Path, tmp_path: Path) -> None:
-    told = list(trainer(model, tmp_path, steps=12, questions=8, group=8, learning_rate=2e-3).train())
+    told = list(trainer(model, tmp_path, steps=10, questions=4, group=8, learning_rate=3e-3).train())
     assert sum(one["reward"] for one in told[-3:]) > 1.5 * sum(one["reward"] for one in told[:3])
 
 
@@ -173,7 +168,7 @@ def test_the_best_policy_is_kept(model: Path, tmp_path: Path) -> None:
     lines = read(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert all(line["validation"] == line["validation/near"] for line in lines)
-    assert json.loads((tmp_path / "best" / "state.json").read_text())["place"]["best"] == max(
+    assert json.loads((tmp_path / "best" / "state.json").read_text())["progress"]["best"] == max(
         line["validation"] for line in lines
     )
 
@@ -198,7 +193,7 @@ def test_weights_that_are_too_coarse_to_learn_are_refused(model: Path, tmp_path:
     with pytest.raises(UsageError, match="dtype='float32'"):
         Trainer(coarse, draw, Settings(), tmp_path)
     adapted = Trainer(coarse, draw, Settings(**SMALL | {"lora": Lora(rank=2, alpha=4)}), tmp_path)
-    assert {parameter.dtype for parameter in named(adapted.policy.model).values()} == {torch.float32}
+    assert {parameter.dtype for parameter in trainable(adapted.policy.model).values()} == {torch.float32}
 
 
 def test_memory_that_does_not_suffice_is_told_with_the_setting_to_lower(model: Path, tmp_path: Path) -> None:
@@ -255,7 +250,7 @@ def test_a_policy_that_has_learned_begins_no_other_training(model: Path, tmp_pat
     first = trainer(model, tmp_path / "first", steps=2)
     next(first.train())
     again = Trainer(first.reader, draw, first.settings, tmp_path / "first", reward=echo)
-    assert again.place.step == 1
+    assert again.progress.step == 1
     with pytest.raises(UsageError, match="load it anew"):
         Trainer(first.reader, draw, first.settings, tmp_path / "second", reward=echo)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import few_words
 from helpers.data import DATA
 from helpers.loopback import Loopback, chat
 
@@ -109,14 +110,7 @@ def ruler() -> Iterator[Path]:
     import lm_eval
 
     patch.setenv("NLTK_DATA", str(Path(llama_index.core.__file__).parent / "_static" / "nltk_cache"))
-    import wonderwords
-
-    class FewWords(wonderwords.RandomWord):  # at import RULER sorts all six million pairs of words: 15 seconds
-        def __init__(self) -> None:
-            super().__init__()
-            self._categories = {name: words[:400] for name, words in self._categories.items()}
-
-    patch.setattr(wonderwords, "RandomWord", FewWords)
+    patch.setattr("wonderwords.RandomWord", few_words.FewWords)
     import lm_eval.tasks.ruler.prepare_niah
 
     yield Path(lm_eval.__file__).parent / "tasks" / "ruler"
@@ -187,7 +181,7 @@ def test_each_ruler_prompt_is_split_exactly(task: str, generated: dict[str, list
         parts = split(prompt, doc)
         assert parts.prompt == prompt
         assert parts.prefix.strip() == doc["gen_prefix"]
-        assert parts.asked.endswith(parts.question.strip() + parts.prefix)
+        assert parts.full_question.endswith(parts.question.strip() + parts.prefix)
         assert len(parts.document) > 0.8 * len(prompt)
         # nothing of the instruction or the question is left in the document, nothing of the document stands outside it
         assert not re.search(r"Memorize|quiz you|Question:|given documents|mentioned in the provided", parts.document)
@@ -205,7 +199,7 @@ def test_what_a_reader_is_asked_and_what_it_reads(generated: dict[str, list[dict
         needle,
         "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.",
     }
-    assert parts.asked == (
+    assert parts.full_question == (
         "A special magic number is hidden within the following text. Make sure to memorize it. "
         "I will quiz you about the number afterwards.\n\n"
         f"What is the special magic number for {key} mentioned in the provided text? "
@@ -234,7 +228,7 @@ def test_prompts_of_other_tasks() -> None:
     assert split("One.\n\nWhat of it?\n\nAnswer:\n") == SplitPrompt(
         before="", document="One.", question="\n\nWhat of it?", prefix="\n\nAnswer:\n"
     )
-    assert split("One.\n\nWhat of it?\nAnswer:").asked == "What of it?\nAnswer:"
+    assert split("One.\n\nWhat of it?\nAnswer:").full_question == "What of it?\nAnswer:"
     assert split("One.\n\nWhat of it?", {"context": "", "input": 3}).document == "One."
     # a field that is the whole prompt tells nothing
     assert split("One.\n\nWhat of it?", {"input": "One.\n\nWhat of it?"}).document == "One."
@@ -370,8 +364,8 @@ def test_simple_evaluate_runs_three_ruler_tasks(ruler: Path, tokenizer: str) -> 
 
 
 @pytest.fixture(scope="module")
-def ruler_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with lm_eval and no tasks but RULER's: its command reads the 13,000 files of all its tasks first."""
+def ruler_alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PYTHONPATH with lm_eval and no tasks but RULER's: its command would read all 13,000 files of tasks first."""
     import lm_eval
 
     source, folder = Path(lm_eval.__file__).parent, tmp_path_factory.mktemp("packages")
@@ -381,16 +375,17 @@ def ruler_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return tasks if Path(path) == source / "tasks" else []
 
     shutil.copytree(source, folder / "lm_eval", ignore=others)
-    return folder
+    (folder / "sitecustomize.py").write_text("from helpers import few_words\nfew_words.install()\n", encoding="utf-8")
+    return os.pathsep.join((str(folder), str(Path(few_words.__file__).parents[1])))
 
 
-def run(packages: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(packages: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "memagent_integrations.evaluation.lm_eval", "--model", "memagent", *arguments]
-    environment = os.environ | OFFLINE | {"OPENAI_API_KEY": "none", "PYTHONPATH": str(packages)}
+    environment = os.environ | OFFLINE | {"OPENAI_API_KEY": "none", "PYTHONPATH": packages}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-def test_the_command_line_runs_a_ruler_task(tokenizer: str, tmp_path: Path, ruler_alone: Path) -> None:
+def test_the_command_line_runs_a_ruler_task(tokenizer: str, tmp_path: Path, ruler_alone: str) -> None:
     with Loopback(chat(solve, window=32_768)) as server:
         settings = SIZES | {"window": 32_768, "memory_tokens": 4000}
         sizes = ",".join(f"{name}={value}" for name, value in settings.items())

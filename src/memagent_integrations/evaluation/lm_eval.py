@@ -111,7 +111,7 @@ class MemAgentLM(LM):  # type: ignore[misc]
         endings = [_Ending.of(request.args[1]) for request in requests]
         with tqdm(total=len(prompts), desc="reading", disable=disable_tqdm) as bar:
             readings = self.reader.read_many(
-                [(parts.asked, parts.document) for parts in prompts],
+                [(parts.full_question, parts.document) for parts in prompts],
                 progress=lambda _, step: bar.update(step.phase == "answer"),
             )
         answers = [self._answer(*done) for done in zip(requests, prompts, endings, readings, strict=True)]

@@ -61,7 +61,7 @@ def cost(rows: Sequence[Row], path: str | Path) -> None:
     """
     measured = [row for row in rows if _tokens(row)]
     if not measured:
-        raise NothingToDraw("no reader's model told its tokens: there is no cost to show")
+        raise NothingToDraw("no model reported its tokens: there is no cost to show")
     figure, axes = _plot_per_task(measured)
     colours = _colours(rows)
     for task, ax in axes.items():
@@ -109,7 +109,7 @@ def survival(results: Iterable[Result], path: str | Path) -> None:
         if result.traces:
             readers.setdefault(result.reader, []).append(result.traces)
     if not readers:
-        raise NothingToDraw("no reader's memories were followed: there is no curve to draw")
+        raise NothingToDraw("no reader has a memory to follow: there is no curve to draw")
     figure = _figure(1)
     ax = figure.add_subplot()
     for reader, traced in sorted(readers.items()):

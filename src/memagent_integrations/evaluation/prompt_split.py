@@ -70,7 +70,7 @@ class SplitPrompt:
         return self.before + self.document + self.question + self.prefix
 
     @property
-    def asked(self) -> str:
+    def full_question(self) -> str:
         """The question for a reader: all of the prompt except the document."""
         parts = (self.before.strip(), (self.question + self.prefix).strip())
         return "\n\n".join(part for part in parts if part)

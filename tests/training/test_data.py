@@ -26,7 +26,7 @@ from memagent_integrations.errors import ContextOverflow
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.tasks import load
 from memagent_integrations.records import Prompt, Reply
-from memagent_integrations.training import data as made
+from memagent_integrations.training import data as sets
 from memagent_integrations.training.data import EASY, HARD, KNOWN, Filters, TrainingSet, build, made_with
 from memagent_integrations.training.mixture import Mixture, Part
 
@@ -50,7 +50,7 @@ def capitals(folder: Path, number: int = 12) -> Mixture:
     return Mixture(parts=(Part(name=f"jsonl:{write(folder / 'capitals.jsonl', rows)}"),))
 
 
-def asked(prompt: Prompt) -> int:
+def number_of(prompt: Prompt) -> int:
     """The number of the question in a prompt."""
     return int(prompt.messages[0].content.split("What is Q")[1].split("?")[0])
 
@@ -96,9 +96,9 @@ def test_the_file_is_a_task_with_the_metric_and_facts_of_each_row(tmp_path: Path
     )
     task = load(f"jsonl:{tmp_path / 'set.jsonl'}", Data())
     samples = [task.make(0, 0, number, lambda text: len(text)) for number in range(6)]
-    found = {sample.metric: sample for sample in samples}
-    assert set(found) == {"em", "string_match_all"}
-    chain, single = found["string_match_all"], found["em"]
+    by_metric = {sample.metric: sample for sample in samples}
+    assert set(by_metric) == {"em", "string_match_all"}
+    chain, single = by_metric["string_match_all"], by_metric["em"]
     assert [fact.text.split()[0] for fact in chain.facts] == ["VAR"] * 5
     assert chain.oracle.count("VAR") == 9
     assert (task.score(" ".join(chain.answers), chain), task.score(chain.answers[0], chain)) == (1.0, 0.2)
@@ -109,7 +109,7 @@ def test_the_file_is_a_task_with_the_metric_and_facts_of_each_row(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"metric": "exact"}, "there is no metric 'exact'; the metrics are em, "),
         ({"metric": 7}, "'metric'"),
@@ -117,9 +117,9 @@ def test_the_file_is_a_task_with_the_metric_and_facts_of_each_row(tmp_path: Path
         ({"facts": [{"text": "X", "depth": 0}]}, "the fact 'X' does not stand in the context"),
     ],
 )
-def test_a_row_with_a_metric_or_facts_that_are_none(tmp_path: Path, changed: dict[str, object], said: str) -> None:
+def test_a_row_with_a_metric_or_facts_that_are_none(tmp_path: Path, changed: dict[str, object], message: str) -> None:
     path = write(tmp_path / "own.jsonl", [{"question": "Q", "answers": "A", "context": "C"} | changed])
-    with pytest.raises(UsageError, match=rf"own\.jsonl, line 1: .*{said}"):
+    with pytest.raises(UsageError, match=rf"own\.jsonl, line 1: .*{message}"):
         load(f"jsonl:{path}", Data())
 
 
@@ -146,25 +146,25 @@ def test_what_the_model_knows_is_left_out(tmp_path: Path) -> None:
     def script(prompt: Prompt) -> str:
         assert closed(prompt)
         assert "Nothing else" not in prompt.messages[0].content, "the document is not shown"
-        n = asked(prompt)
+        n = number_of(prompt)
         attempt = next(tries[n])
         right = n % 3 == 0 or (n % 3 == 1 and attempt == 1)  # at once, at the second try, never
         return f"\\boxed{{a{n}}}" if right else "No idea"
 
-    told: list[tuple[str, str | None]] = []
+    reported: list[tuple[str, str | None]] = []
     state = make(
         tmp_path / "set.jsonl",
         capitals(tmp_path),
         reader(script),
         12,
         Filters(without_context=2),
-        on_question=lambda drawn, reason, state: told.append((drawn.sample.question, reason)),
+        on_question=lambda drawn, reason, state: reported.append((drawn.sample.question, reason)),
     )
     assert sorted(questions(tmp_path / "set.jsonl")) == [2, 5, 8, 11]
     assert state.left_out == {KNOWN: 8, EASY: 0, HARD: 0}
     assert [next(tries[n]) for n in range(12)] == [1, 2, 2] * 4, "who knows is not asked again"
-    assert len(told) == 12
-    assert {question for question, reason in told if reason == KNOWN} == {
+    assert len(reported) == 12
+    assert {question for question, reason in reported if reason == KNOWN} == {
         f"What is Q{n}?" for n in range(12) if n % 3 != 2
     }
 
@@ -173,7 +173,7 @@ def test_what_is_too_easy_or_too_hard_is_left_out(tmp_path: Path) -> None:
     answers = {n: numbers() for n in range(12)}
 
     def script(prompt: Prompt) -> str:
-        n = asked(prompt)
+        n = number_of(prompt)
         if prompt.phase == "memory":
             return f"Q{n} is A{n}." if f"Q{n} is A{n}" in prompt.messages[0].content else "nothing"
         attempt = next(answers[n])
@@ -195,15 +195,15 @@ def test_what_is_too_easy_or_too_hard_is_left_out(tmp_path: Path) -> None:
 
 def test_both_filters_ask_no_more_than_they_need(tmp_path: Path) -> None:
     model = reader(
-        lambda prompt: f"\\boxed{{A{asked(prompt)}}}" if closed(prompt) and asked(prompt) < 6 else "\\boxed{x}"
+        lambda prompt: f"\\boxed{{A{number_of(prompt)}}}" if closed(prompt) and number_of(prompt) < 6 else "\\boxed{x}"
     )
     make(tmp_path / "set.jsonl", capitals(tmp_path), model, 12, Filters(without_context=1, between=(0, 1), tries=2))
     backend: Any = model.backend
-    assert {asked(prompt) for prompt in backend.prompts if not closed(prompt)} == set(range(6, 12))
+    assert {number_of(prompt) for prompt in backend.prompts if not closed(prompt)} == set(range(6, 12))
 
 
 def test_a_set_of_which_nothing_is_kept_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made, "PATIENCE", 20)
+    monkeypatch.setattr(sets, "PATIENCE", 20)
 
     def knows(prompt: Prompt) -> str:
         value = prompt.messages[0].content.split("value ")[1][:5]
@@ -227,7 +227,7 @@ def test_a_failure_does_not_wait_for_the_other_calls(tmp_path: Path) -> None:
     hanging, left = threading.Event(), threading.Event()
 
     def script(prompt: Prompt) -> Any:
-        if asked(prompt) % 2:
+        if number_of(prompt) % 2:
             hanging.set()
             left.wait(60)
         return BackendError("gone") if hanging.wait(60) else ""
@@ -241,7 +241,7 @@ def test_a_failure_does_not_wait_for_the_other_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"without_context": -1}, "without_context"),
         ({"tries": 0}, "tries"),
@@ -249,8 +249,8 @@ def test_a_failure_does_not_wait_for_the_other_calls(tmp_path: Path) -> None:
         ({"between": (1, 0)}, "nothing lies between 1 and 0"),
     ],
 )
-def test_filters_that_are_none(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_filters_that_are_none(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Filters(**settings)
 
 
@@ -306,7 +306,7 @@ def test_a_set_grows_and_a_full_one_asks_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"concurrency": 1}, {"concurrency": 7}, {"batch_size": 3}, {"batch_size": 64}])
 def test_batches_make_the_file_that_single_calls_make(tmp_path: Path, options: dict[str, int]) -> None:
     def script(prompt: Prompt) -> str:
-        n = asked(prompt)
+        n = number_of(prompt)
         return f"\\boxed{{A{n}}}" if n % 4 == 0 or (n % 2 and not closed(prompt)) else "\\boxed{x}"
 
     mixture = capitals(tmp_path, 30)
@@ -447,20 +447,20 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(tmp_path: Path, mixture_
     out, nowhere = tmp_path / "set.jsonl", ["--model", "transformers:nowhere"]
     broken = tmp_path / "broken.toml"
     broken.write_text('[[task]]\nname = "ruler_hqa"\nlengths = [4]\nwieght = 2\n', encoding="utf-8")
-    for args, said in (
+    for args, message in (
         ((broken, "-o", out, "--rows", 3), "there is no key 'wieght' in task 1"),
         ((mixture_file, "-o", out, "--rows", 3, "--data", tmp_path / "none"), "is not a folder"),
         ((mixture_file, "-o", out, "--rows", 3, "--keep-between", 1, 0), "nothing lies between"),
     ):
         failed = train(*args, *nowhere)
         assert (failed.exit_code, failed.stdout) == (2, "")
-        assert said in failed.stderr
+        assert message in failed.stderr
     assert not out.exists()
     assert "data" in CliRunner().invoke(app, ["train", "--help"]).stdout
 
 
 def test_a_reply_of_thinking_is_judged_by_its_answer(tmp_path: Path) -> None:
     def script(prompt: Prompt) -> Reply:
-        return Reply(text=f"<think>It may be B or A{asked(prompt)}.</think>A{asked(prompt)}")
+        return Reply(text=f"<think>It may be B or A{number_of(prompt)}.</think>A{number_of(prompt)}")
 
     assert make(tmp_path / "set.jsonl", capitals(tmp_path), reader(script), 3, Filters()).left_out[KNOWN] == 12

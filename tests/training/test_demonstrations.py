@@ -41,7 +41,7 @@ def data() -> Data:
     return Data(DATA if DATA.is_dir() else None)
 
 
-def made(name: str, length: int = 1500, number: int = 0) -> tuple[Task, Sample]:
+def load_sample(name: str, length: int = 1500, number: int = 0) -> tuple[Task, Sample]:
     if not (name in ("niah_single_1", "niah_multikey_2", "vt") or DATA.is_dir()):
         pytest.skip("shared/data is not here")
     task = tasks.load(name, data())
@@ -49,18 +49,18 @@ def made(name: str, length: int = 1500, number: int = 0) -> tuple[Task, Sample]:
 
 
 def sample(text: str, *facts: Fact, answers: tuple[str, ...] = ("42",)) -> tuple[Task, Sample]:
-    one = Sample(
+    instance = Sample(
         id="s", question="Which number?", answers=answers, document=lambda: iter([text[:70], text[70:]]), facts=facts
     )
-    return Task(name="own", metric="em", make=lambda *_: one), one
+    return Task(name="own", metric="em", make=lambda *_: instance), instance
 
 
 def fact(text: str, part: str, *keys: str) -> Fact:
     return Fact(text=part, depth=text.index(part) / len(text), keys=keys)
 
 
-def memories(found: list[Example]) -> list[str]:
-    return [example.target for example in found if example.phase == "memory"]
+def memories(demonstrations: list[Example]) -> list[str]:
+    return [example.target for example in demonstrations if example.phase == "memory"]
 
 
 # against the reader
@@ -82,18 +82,18 @@ def test_a_model_that_follows_them_meets_the_same_prompts_and_is_right(
     name: str, length: int, prompts: PromptSet
 ) -> None:
     for number in range(3):
-        task, one = made(name, length, number)
-        found = list(examples(task, one, reader(prompts=prompts, memory_tokens=700)))
-        follows = {example.messages: example.target for example in found}
+        task, instance = load_sample(name, length, number)
+        demonstrations = list(examples(task, instance, reader(prompts=prompts, memory_tokens=700)))
+        follows = {example.messages: example.target for example in demonstrations}
         model = reader(lambda prompt, follows=follows: follows[prompt.messages], prompts=prompts, memory_tokens=700)
-        reading = model.read(one.question, one.document())
+        reading = model.read(instance.question, instance.document())
         backend: Any = model.backend
-        assert [prompt.messages for prompt in backend.prompts] == [example.messages for example in found]
-        assert [prompt.phase for prompt in backend.prompts] == [example.phase for example in found]
+        assert [prompt.messages for prompt in backend.prompts] == [example.messages for example in demonstrations]
+        assert [prompt.phase for prompt in backend.prompts] == [example.phase for example in demonstrations]
         assert reading.answer is not None
-        assert task.score(reading.answer, one) == 1
+        assert task.score(reading.answer, instance) == 1
         assert not any(step.cut for step in reading.steps)
-        for trace in traces(reading, one):
+        for trace in traces(reading, instance):
             assert trace.in_memory
             assert trace.noted_at == trace.read_at, "noted as soon as its end is read, and not before"
         before = ""
@@ -119,13 +119,13 @@ def test_a_fact_enters_with_the_chunk_in_which_it_ends(
         parts.insert(place + n, f"Fact number {n} is {n * 7}.")
     text = " ".join(parts)
     facts = [fact(text, f"Fact number {n} is {n * 7}.", str(n * 7)) for n in range(len(places))]
-    task, one = sample(text, *sorted(facts, key=lambda fact: fact.depth))
+    task, instance = sample(text, *sorted(facts, key=lambda fact: fact.depth))
     model = reader(chunk_tokens=chunk, overlap_tokens=min(overlap, chunk // 2))
-    found = memories(list(examples(task, one, model)))
+    targets = memories(list(examples(task, instance, model)))
     spans = [piece.span for piece in model.chunks(text)]
-    assert len(found) == len(spans)
+    assert len(targets) == len(spans)
     known: list[str] = []
-    for span, target in zip(spans, found, strict=True):
+    for span, target in zip(spans, targets, strict=True):
         ended = [
             fact.text
             for fact in sorted(facts, key=lambda fact: text.index(fact.text))
@@ -143,13 +143,13 @@ def test_a_fact_across_a_boundary_is_noted_where_it_ends() -> None:
     text = (
         "Blank words here. " * 12 + "The number that was asked for is forty-two, said Ann. " + "Blank words here. " * 12
     )
-    task, one = sample(text, fact(text, "The number that was asked for is forty-two, said Ann."))
+    task, instance = sample(text, fact(text, "The number that was asked for is forty-two, said Ann."))
     model = reader(chunk_tokens=53)
     first, second = [piece.text for piece in model.chunks(text)][:2]
     assert "The number" in first
     assert "said Ann" not in first
     assert "said Ann." in second
-    assert memories(list(examples(task, one, model)))[:3] == [
+    assert memories(list(examples(task, instance, model)))[:3] == [
         NO_CHANGE,
         "The number that was asked for is forty-two, said Ann.",
         NO_CHANGE,
@@ -158,11 +158,11 @@ def test_a_fact_across_a_boundary_is_noted_where_it_ends() -> None:
 
 def test_without_a_sign_for_no_change_the_memory_is_written_again() -> None:
     text = "Blank. " * 60 + "It is 42. " + "Blank. " * 100
-    task, one = sample(text, fact(text, "It is 42.", "42"))
-    found = list(examples(task, one, reader(prompts=PROMPTS[1], chunk_tokens=100)))
-    assert memories(found) == [EMPTY, "It is 42.", "It is 42.", "It is 42."]
-    assert found[1].messages[0].content.count(EMPTY) == 1, "what was repeated is still no memory"
-    assert [example.target for example in found if example.phase == "answer"] == ["42"]
+    task, instance = sample(text, fact(text, "It is 42.", "42"))
+    demonstrations = list(examples(task, instance, reader(prompts=PROMPTS[1], chunk_tokens=100)))
+    assert memories(demonstrations) == [EMPTY, "It is 42.", "It is 42.", "It is 42."]
+    assert demonstrations[1].messages[0].content.count(EMPTY) == 1, "what was repeated is still no memory"
+    assert [example.target for example in demonstrations if example.phase == "answer"] == ["42"]
 
 
 @pytest.mark.parametrize(
@@ -171,41 +171,45 @@ def test_without_a_sign_for_no_change_the_memory_is_written_again() -> None:
 )
 def test_the_answer_is_a_gold_one_in_the_form_of_the_prompts(metric: str, gold: str) -> None:
     text = "The colours are red and blue."
-    task, one = sample(text, fact(text, text, "red", "blue"), answers=("red", "blue"))
+    task, instance = sample(text, fact(text, text, "red", "blue"), answers=("red", "blue"))
     for prompts in PROMPTS:
-        *_, last = examples(replace(task, metric=metric), one, reader(prompts=prompts))
+        *_, last = examples(replace(task, metric=metric), instance, reader(prompts=prompts))
         assert last.target == (f"\\boxed{{{gold}}}" if prompts.answer_format == "boxed" else gold)
         assert prompts.parse_answer(last.target) == gold
-    *_, last = examples(task, replace(one, metric=metric), reader(prompts=PROMPTS[1]))
+    *_, last = examples(task, replace(instance, metric=metric), reader(prompts=PROMPTS[1]))
     assert last.target == gold, "a sample's own metric comes first"
 
 
 def test_facts_that_are_too_long_are_noted_by_their_keys() -> None:
     long, short = "Title\nThe answer, after much talk" + " of this and that" * 20 + ", is 42.", "Ann is here."
     text = f"{short} {'Blank. ' * 100}{long} {'Blank. ' * 100}"
-    task, one = sample(text, fact(text, short, "Ann"), fact(text, long, "42", "Title"))
-    assert memories(list(examples(task, one, reader(memory_tokens=200))))[-2] == f"{short}\n{' '.join(long.split())}"
-    model = reader(memory_tokens=20)
-    noted = [memory for memory in memories(list(examples(task, one, model))) if memory != NO_CHANGE]
-    assert noted == [short, f"{short}\n42, Title"], "the short one stays a sentence"
-    noted = [memory for memory in memories(list(examples(task, one, reader(memory_tokens=6)))) if memory != NO_CHANGE]
-    assert noted == ["Ann", "Ann\n42, Title"], "a fact has the same form from its first memory to the last"
-    assert memories(list(examples(task, one, reader(memory_tokens=200, output_tokens=6)))) == memories(
-        list(examples(task, one, reader(memory_tokens=6)))
+    task, instance = sample(text, fact(text, short, "Ann"), fact(text, long, "42", "Title"))
+
+    def targets(**budgets: int) -> list[str]:
+        return memories(list(examples(task, instance, reader(**budgets))))
+
+    def noted(**budgets: int) -> list[str]:
+        return [memory for memory in targets(**budgets) if memory != NO_CHANGE]
+
+    assert targets(memory_tokens=200)[-2] == f"{short}\n{' '.join(long.split())}"
+    assert noted(memory_tokens=20) == [short, f"{short}\n42, Title"], "the short one stays a sentence"
+    assert noted(memory_tokens=6) == ["Ann", "Ann\n42, Title"], (
+        "a fact keeps its form from its first memory to the last"
     )
+    assert targets(memory_tokens=200, output_tokens=6) == targets(memory_tokens=6)
     with pytest.raises(
         UsageError, match="the keys of the gold facts have 5 tokens, and the memory holds 4; raise memory_tokens"
     ):
-        list(examples(task, one, reader(memory_tokens=4)))
+        list(examples(task, instance, reader(memory_tokens=4)))
 
 
 def test_a_fact_that_imitates_the_prompt_stands_in_the_memory_as_it_was_shown() -> None:
     text = "Blank. " * 50 + "The </memory> <|im_end|> is 42. " + "Blank. " * 50
-    task, one = sample(text, fact(text, "The </memory> <|im_end|> is 42.", "42"))
-    found = list(examples(task, one, reader(chunk_tokens=60)))
-    (noted,) = [memory for memory in memories(found) if memory != NO_CHANGE]
+    task, instance = sample(text, fact(text, "The </memory> <|im_end|> is 42.", "42"))
+    demonstrations = list(examples(task, instance, reader(chunk_tokens=60)))
+    (noted,) = [memory for memory in memories(demonstrations) if memory != NO_CHANGE]
     assert noted == "The ‹/memory> ‹|im_end|> is 42."
-    assert noted in found[-1].messages[0].content
+    assert noted in demonstrations[-1].messages[0].content
 
 
 def test_they_come_one_after_the_other() -> None:
@@ -217,26 +221,26 @@ def test_they_come_one_after_the_other() -> None:
             taken += 1
             yield piece
 
-    task, one = sample("unused", Fact(text="It is 42.", depth=0))
-    found = examples(task, replace(one, document=document), reader())
-    next(found)
+    task, instance = sample("unused", Fact(text="It is 42.", depth=0))
+    demonstrations = examples(task, replace(instance, document=document), reader())
+    next(demonstrations)
     assert taken < 101 + 10, "once to find the facts, and then as far as the first chunk"
-    found.close()
+    demonstrations.close()
 
 
 def test_samples_of_which_no_trace_can_be_made() -> None:
-    task, one = sample("Text.")
+    task, instance = sample("Text.")
     with pytest.raises(
         UsageError, match="has no gold facts, so nobody knows what its memory should hold; leave own out"
     ):
-        list(examples(task, one, reader()))
+        list(examples(task, instance, reader()))
     with pytest.raises(UsageError, match="does not hold the fact"):
-        list(examples(task, replace(one, facts=(Fact(text="Other", depth=0),)), reader()))
+        list(examples(task, replace(instance, facts=(Fact(text="Other", depth=0),)), reader()))
 
 
 def test_the_model_is_not_asked() -> None:
     def script(prompt: Prompt) -> str:
         raise AssertionError(prompt)
 
-    task, one = made("vt")
-    assert list(examples(task, one, reader(script)))
+    task, instance = load_sample("vt")
+    assert list(examples(task, instance, reader(script)))

@@ -14,6 +14,7 @@ from helpers.tiny_model import PEFT_WARNS
 
 from memagent_integrations import Backend, Reader, UsageError, load_backend, policies
 from memagent_integrations.backends import embedded
+from memagent_integrations.backends import transformers as backend_module
 from memagent_integrations.policies import Policy
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets
@@ -27,7 +28,7 @@ pytestmark = PEFT_WARNS
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 FIGURES = export.Figures(data="questions on keys and values, 4 chunks", steps=1200)
 PROMPTS = [
-    [7 * length * place % 280 for place in range(1, length)] for length in (9, 23, 40, 77, 130)
+    [7 * length * position % 280 for position in range(1, length)] for length in (9, 23, 40, 77, 130)
 ]  # lengths, since rotations show with them
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LLAMACPP = {"window": WINDOW, "threads": 1}
@@ -70,8 +71,8 @@ def by_llamacpp(file: Path, adapter: Path | str | None, prompts: Sequence[list[i
 def _next(backend: Any, prompt: list[int]) -> Any:
     body = {"prompt": prompt, "n_predict": 1, "n_probs": 10**6, "logit_bias": [[70, 1000]]}
     answer = backend._client.post(f"{backend._server.listening_address}/completion", body=body, cast_to=object)
-    found = {token["id"]: token["logprob"] for token in answer["completion_probabilities"][0]["top_logprobs"]}
-    return torch.tensor([found[token] for token in range(len(found))], dtype=torch.float64)
+    logprobs = {token["id"]: token["logprob"] for token in answer["completion_probabilities"][0]["top_logprobs"]}
+    return torch.tensor([logprobs[token] for token in range(len(logprobs))], dtype=torch.float64)
 
 
 class Tiny:
@@ -154,8 +155,8 @@ def test_settings_of_an_adapter(llama: Tiny, tmp_path: Path, settings: dict[str,
 def test_the_file_is_as_llamacpp_reads_it(llama: Tiny, tmp_path: Path) -> None:
     gguf_adapter.write(adapted(llama.model(), target_modules=["k_proj"]), tmp_path / "adapter.gguf")
     file = gguf.GGUFReader(tmp_path / "adapter.gguf")
-    told = {name: field.contents() for name, field in file.fields.items() if not name.startswith("GGUF.")}
-    assert told == {
+    fields = {name: field.contents() for name, field in file.fields.items() if not name.startswith("GGUF.")}
+    assert fields == {
         "general.architecture": "llama",
         "general.type": "adapter",
         "adapter.type": "lora",
@@ -170,7 +171,7 @@ def test_the_file_is_as_llamacpp_reads_it(llama: Tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "settings", "said"),
+    ("kind", "shape", "settings", "message"),
     [
         (
             "gemma",
@@ -195,13 +196,13 @@ def test_what_llamacpp_cannot_hold(
     kind: str,
     shape: dict[str, Any],
     settings: dict[str, Any],
-    said: str,
+    message: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = make_folder(tmp_path / "model", kind, **shape)
     model = adapted(transformers.AutoModelForCausalLM.from_pretrained(folder), **settings)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         gguf_adapter.write(model, tmp_path / "adapter.gguf")
     assert not (tmp_path / "adapter.gguf").exists()
     with caplog.at_level(logging.WARNING, "memagent_integrations"):
@@ -227,11 +228,11 @@ def test_a_model_trained_whole_moves_with_its_policy(llama: Tiny, tmp_path: Path
     written = export.save(model, tokenizer, tmp_path / "reader", policy=llama.policy(), figures=FIGURES)
     assert (written.model, written.adapter) == (f"transformers:{tmp_path / 'reader' / 'model'}", None)
     moved = shutil.move(tmp_path / "reader", tmp_path / "moved")
-    said = answers(load_backend(f"policy:{moved}", device="cpu"))
+    replies = answers(load_backend(f"policy:{moved}", device="cpu"))
     model.save_pretrained(tmp_path / "own")
     tokenizer.save_pretrained(tmp_path / "own")
-    assert said == answers(load_backend(f"transformers:{tmp_path / 'own'}", device="cpu"))
-    assert said != answers(load_backend(f"transformers:{llama.folder}", device="cpu"))
+    assert replies == answers(load_backend(f"transformers:{tmp_path / 'own'}", device="cpu"))
+    assert replies != answers(load_backend(f"transformers:{llama.folder}", device="cpu"))
     assert str(tmp_path) not in (moved / "memagent.json").read_text()
 
 
@@ -285,10 +286,10 @@ def test_the_card_has_the_figures_of_the_run(llama: Tiny, tmp_path: Path) -> Non
     assert str(tmp_path) not in card
     config = json.loads((tmp_path / "keeper" / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "someone/Small-1.5B"
-    found = {
+    written = {
         path.relative_to(tmp_path / "keeper").as_posix() for path in (tmp_path / "keeper").rglob("*") if path.is_file()
     }
-    assert found == {
+    assert written == {
         "README.md",
         "memagent.json",
         "adapter.gguf",
@@ -301,14 +302,14 @@ def test_what_is_there_stays(llama: Tiny, tmp_path: Path) -> None:
     (tmp_path / "reader").mkdir()
     (tmp_path / "reader" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for place, said in (
+    for name, message in (
         ("reader", "is there already"),
         ("file", "is there already"),
         ("file/reader", r"cannot write '.*reader'"),
         ("a\0b", "cannot write"),
     ):
-        with pytest.raises(UsageError, match=said):
-            export.save(llama.model(), None, tmp_path / place, policy=llama.policy(), figures=FIGURES)
+        with pytest.raises(UsageError, match=message):
+            export.save(llama.model(), None, tmp_path / name, policy=llama.policy(), figures=FIGURES)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "notes.txt", "reader"]
 
 
@@ -359,9 +360,11 @@ def test_the_embedded_model_with_an_adapter(tmp_path: Path, monkeypatch: pytest.
     assert likeness(tmp_path / "wrong.gguf") < 0.95, "without the permutation"
     name = f"policy:{tmp_path / 'reader'}"
     prompt = ask("Name three colours.", 10)
+    monkeypatch.setattr(backend_module, "_load_model", lambda *_: model.unload())  # the same again, read once
     with (
         load_backend(name, window=512) as here,
         load_backend(name, model=f"transformers:{file}", device="cpu") as there,
     ):
-        assert (here.name, here._extra_body) == ("smollm2", {"cache_prompt": True})  # type: ignore[attr-defined]  # no repetition penalty
+        assert here.name == "smollm2"
+        assert here._extra_body == {"cache_prompt": True}, "no repetition penalty"  # type: ignore[attr-defined]
         assert here.complete(prompt).text == there.complete(prompt).text

@@ -107,8 +107,8 @@ def test_the_gradients_are_those_of_the_plain_computation(kind: str, lora: bool,
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_log_probabilities_are_those_of_each_row_alone(kind: str, lora: bool) -> None:
     model, rows = model_of(kind, lora=lora), rollouts(7)
-    found = scores(model, rows, bundles([one.prompt_ids for one in rows]), temperature=0.5, tokens=200)
-    for one, logprobs in zip(rows, found, strict=True):
+    every = scores(model, rows, bundles([one.prompt_ids for one in rows]), temperature=0.5, tokens=200)
+    for one, logprobs in zip(rows, every, strict=True):
         ids = torch.tensor([[*one.prompt_ids, *one.output_ids]])
         logits = model(input_ids=ids).logits[0, len(one.prompt_ids) - 1 : -1] / 0.5
         alone = torch.log_softmax(logits, -1).gather(-1, ids[0, len(one.prompt_ids) :, None])[:, 0]
@@ -162,9 +162,9 @@ def test_gradient_checkpointing_rules_sharing_out() -> None:
 @hypothesis(max_examples=300)
 def test_bundles_hold_every_row_once_and_share_what_is_equal(prompts: list[list[int]], least: int) -> None:
     rows = [array("i", prompt) for prompt in prompts]
-    found = bundles(rows, least=least)
-    assert sorted(number for bundle in found for number in bundle.rows) == list(range(len(rows)))
-    for bundle in found:
+    bundled = bundles(rows, least=least)
+    assert sorted(number for bundle in bundled for number in bundle.rows) == list(range(len(rows)))
+    for bundle in bundled:
         assert len({tuple(rows[number][: bundle.shared]) for number in bundle.rows}) == 1
         if bundle.shared:
             assert len(bundle.rows) > 1

@@ -60,9 +60,9 @@ def test_long_replies_lose_reward_in_a_straight_line() -> None:
 )
 def test_the_loss_of_a_token(ratio: float, advantage: float, loss: float, held: bool) -> None:
     new = of(math.log(ratio)).requires_grad_()
-    found, bound = policy_loss(new, of(0.0), of(advantage), Clip(low=0.2, high=0.2, dual=3.0))
-    found.sum().backward()
-    assert found.tolist() == pytest.approx([loss])
+    losses, bound = policy_loss(new, of(0.0), of(advantage), Clip(low=0.2, high=0.2, dual=3.0))
+    losses.sum().backward()
+    assert losses.tolist() == pytest.approx([loss])
     assert bound.tolist() == [held]
     assert new.grad.tolist() == pytest.approx([0.0 if held else loss])
 
@@ -157,14 +157,14 @@ def test_loss_and_gradients_are_those_of_a_plain_implementation_on_ragged_groups
     flat = [rollout for group in rollouts for rollout in group]
     tokens = [(one, number) for number, rollout in enumerate(flat) for conversation in rollout for one in conversation]
     new = torch.stack([one[0] for one, _ in tokens])
-    old, reference = (of(*(one[place] for one, _ in tokens)) for place in (1, 2))
+    old, reference = (of(*(one[column] for one, _ in tokens)) for column in (1, 2))
     loss, _ = token_loss(
         new, old, worth[torch.tensor([number for _, number in tokens])], clip, reference=reference, beta=beta
     )
-    found = loss.sum() / len(tokens)
-    assert abs((found - expected).item()) < 1e-9
-    for mine, theirs in zip(torch.autograd.grad(found, leaves), wanted, strict=True):
-        assert abs(float(mine - theirs)) < 1e-9
+    total = loss.sum() / len(tokens)
+    assert abs((total - expected).item()) < 1e-9
+    for gradient, expected_gradient in zip(torch.autograd.grad(total, leaves), wanted, strict=True):
+        assert abs(float(gradient - expected_gradient)) < 1e-9
 
 
 @pytest.mark.parametrize(

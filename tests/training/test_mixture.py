@@ -66,7 +66,7 @@ def test_the_recipe_is_a_mixture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ('[[task]]\nname = "vt"\nlenghts = [512]', "no key 'lenghts' in task 1"),
         ('curiculum = "all"\n[[task]]\nname = "vt"', "no key 'curiculum'"),
@@ -85,13 +85,13 @@ def test_the_recipe_is_a_mixture() -> None:
         ("\ud83d", "is no mixture: "),
     ],
 )
-def test_a_file_that_is_no_mixture_is_named_with_its_key(tmp_path: Path, content: str, said: str) -> None:
+def test_a_file_that_is_no_mixture_is_named_with_its_key(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "mixture.toml"
     path.write_bytes(content.encode("utf-8", "surrogatepass"))
     with pytest.raises(UsageError) as caught:
         Mixture.load(path)
     assert str(caught.value).startswith(f"{path} is no mixture: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_mixture_made_in_python_is_checked_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "message"),
     [
         (Part(name="niah", lengths=(512,)), "unknown task 'niah'"),
         (Part(name="vt"), r"vt needs lengths, in tokens"),
@@ -119,8 +119,8 @@ def test_a_mixture_made_in_python_is_checked_too() -> None:
         (Part(name="babilong_qa3", lengths=(4096,)), "for evaluation; train on babilong_train_qa3"),
     ],
 )
-def test_a_task_that_cannot_be_trained_on(part: Part, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_task_that_cannot_be_trained_on(part: Part, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Mixture(parts=(part,)).tasks(local() if part.name in tasks.NAMES else Data())
 
 
@@ -145,8 +145,8 @@ def test_a_position_is_a_question() -> None:
     mixture, data = Mixture(parts=MADE), Data()
 
     def drawn(position: int, seed: int = 0) -> tuple[str, str]:
-        found = Mixture(parts=MADE).draw(position, seed=seed, share=1, data=data, count=count)
-        return found.sample.id, text(found.sample)
+        question = Mixture(parts=MADE).draw(position, seed=seed, share=1, data=data, count=count)
+        return question.sample.id, text(question.sample)
 
     assert drawn(7) == drawn(7)
     assert len({drawn(position) for position in range(30)}) == len({drawn(position)[1] for position in range(30)}) == 30
@@ -181,15 +181,15 @@ def test_another_process_draws_the_same(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_finite_task_is_used_up_before_a_question_comes_again(tmp_path: Path) -> None:
     one, other = (f"jsonl:{write(tmp_path / f'{size}.jsonl', rows(size))}" for size in (10, 7))
     mixture, data = Mixture(parts=(Part(name=one, weight=0.7), Part(name=other, weight=0.3))), Data()
-    asked: dict[str, list[str]] = {one: [], other: []}
+    questions_of: dict[str, list[str]] = {one: [], other: []}
     for position in range(100):
         drawn = mixture.draw(position, seed=5, share=0, data=data, count=count)
-        asked[drawn.task.name].append(drawn.sample.question)
-    assert [len(questions) for questions in asked.values()] == [70, 30]
-    epochs = [asked[one][start : start + 10] for start in range(0, 70, 10)]
+        questions_of[drawn.task.name].append(drawn.sample.question)
+    assert [len(questions) for questions in questions_of.values()] == [70, 30]
+    epochs = [questions_of[one][start : start + 10] for start in range(0, 70, 10)]
     assert all(len(set(epoch)) == 10 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 7, "each epoch has an order of its own"
-    assert all(len(set(asked[other][start : start + 7])) == 7 for start in range(0, 28, 7))
+    assert all(len(set(questions_of[other][start : start + 7])) == 7 for start in range(0, 28, 7))
     assert [mixture.used_up(position, seed=5, data=data) for position in (0, 10, 100)] == [False, False, True]
     endless = Mixture(parts=(Part(name=one), MADE[0]))
     assert not endless.used_up(10_000, seed=5, data=data)
@@ -258,12 +258,12 @@ def test_seeds_of_training_are_none_of_evaluation() -> None:
 def test_no_story_is_told_in_training_and_in_evaluation(name: str) -> None:
     data = local()
 
-    def told(task: str) -> set[str]:
+    def stories(task: str) -> set[str]:
         loaded = tasks.load(task, data)
         assert loaded.size
         return {loaded.make(1024, 0, number, count).oracle for number in range(loaded.size)}
 
-    trained, evaluated = told(f"babilong_train_{name}"), told(f"babilong_{name}")
+    trained, evaluated = stories(f"babilong_train_{name}"), stories(f"babilong_{name}")
     assert not trained & evaluated
     assert len(trained) > 100
     assert len(evaluated) > 400
@@ -272,8 +272,8 @@ def test_no_story_is_told_in_training_and_in_evaluation(name: str) -> None:
 def test_no_question_is_asked_in_training_and_in_evaluation() -> None:
     data = local()
     trained, evaluated = (
-        {q.question for q in found}
-        for found in ((*data.hotpotqa_train, *data.squad_train, *data.musique_train), data.hotpotqa)
+        {q.question for q in group}
+        for group in ((*data.hotpotqa_train, *data.squad_train, *data.musique_train), data.hotpotqa)
     )
     evaluated |= {q.question for q in data.squad}
     assert not trained & evaluated
@@ -292,7 +292,7 @@ def test_no_question_is_asked_in_training_and_in_evaluation() -> None:
 def test_articles_for_training_are_never_shown_in_evaluation() -> None:
     data = local()
     trained, evaluated = (
-        {p.text for q in found for p in (*q.gold, *q.near)} for found in (data.squad_train, data.squad)
+        {p.text for q in group for p in (*q.gold, *q.near)} for group in (data.squad_train, data.squad)
     )
     assert not trained & evaluated
     assert len(trained) > 50
@@ -322,7 +322,7 @@ def test_musique_has_its_aliases_and_supporting_paragraphs(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"paragraphs": ["text"]}, "has to be a list of objects"),
         ({"paragraphs": []}, "none of the paragraphs is supporting"),
@@ -331,17 +331,17 @@ def test_musique_has_its_aliases_and_supporting_paragraphs(tmp_path: Path) -> No
         ({"answer": ""}, "'answer'"),
     ],
 )
-def test_a_broken_row_of_musique_is_named(tmp_path: Path, changed: dict[str, object], said: str) -> None:
+def test_a_broken_row_of_musique_is_named(tmp_path: Path, changed: dict[str, object], message: str) -> None:
     write(tmp_path / "musique/train.jsonl", [musique(), musique(**changed)])
-    with pytest.raises(UsageError, match=rf"train\.jsonl, line 2: .*{said}"):
+    with pytest.raises(UsageError, match=rf"train\.jsonl, line 2: .*{message}"):
         _ = Data(tmp_path).musique_train
 
 
 def test_training_sets_of_the_hub_are_its_training_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str]] = []
+    requests: list[tuple[str, str]] = []
 
     def hub(repository: str, split: str, config: str | None = None) -> list[dict[str, object]]:
-        asked.append((repository, split))
+        requests.append((repository, split))
         if repository == "dgslibisey/MuSiQue":
             return [musique()]
         if repository == "rajpurkar/squad_v2":
@@ -358,6 +358,10 @@ def test_training_sets_of_the_hub_are_its_training_splits(monkeypatch: pytest.Mo
         ]
 
     monkeypatch.setattr(sets, "hub", hub)
-    found = Data()
-    assert [len(found.hotpotqa_train), len(found.squad_train), len(found.musique_train)] == [1, 1, 1]
-    assert asked == [("hotpotqa/hotpot_qa", "train"), ("rajpurkar/squad_v2", "train"), ("dgslibisey/MuSiQue", "train")]
+    data = Data()
+    assert [len(data.hotpotqa_train), len(data.squad_train), len(data.musique_train)] == [1, 1, 1]
+    assert requests == [
+        ("hotpotqa/hotpot_qa", "train"),
+        ("rajpurkar/squad_v2", "train"),
+        ("dgslibisey/MuSiQue", "train"),
+    ]

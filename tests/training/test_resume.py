@@ -52,9 +52,9 @@ RICH = {
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     """A training that nobody disturbed."""
-    found = rich(model, tmp_path_factory.mktemp("whole"))
-    list(found.train())
-    return found
+    training = rich(model, tmp_path_factory.mktemp("whole"))
+    list(training.train())
+    return training
 
 
 def rich(model: Path, folder: Path, **settings: Any) -> Trainer:
@@ -64,16 +64,16 @@ def rich(model: Path, folder: Path, **settings: Any) -> Trainer:
 
 def assert_same(one: Trainer, other: Trainer) -> None:
     """They made the same figures, have the same weights, and kept the same."""
-    lines, others = (figures(read(found.folder / "metrics.jsonl")) for found in (one, other))
+    lines, others = (figures(read(training.folder / "metrics.jsonl")) for training in (one, other))
     assert [line["step"] for line in lines] == [line["step"] for line in others]
-    for mine, theirs in zip(lines, others, strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-6)
+    for line, expected in zip(lines, others, strict=True):
+        assert line == pytest.approx(expected, abs=1e-6)
     assert one.progress == other.progress
     assert torch.allclose(weights(one), weights(other), atol=1e-6)
     for kept in ("start", "best"):
         if (one.folder / kept).exists():
-            mine, theirs = (load_file(found.folder / kept / "weights.safetensors") for found in (one, other))
-            assert all(torch.allclose(mine[name], theirs[name], atol=1e-6) for name in {*mine, *theirs})
+            saved, expected = (load_file(training.folder / kept / "weights.safetensors") for training in (one, other))
+            assert all(torch.allclose(saved[name], expected[name], atol=1e-6) for name in {*saved, *expected})
 
 
 def test_the_training_that_the_others_are_compared_with_has_a_state_to_lose(whole: Trainer) -> None:
@@ -113,9 +113,9 @@ def train_up_to(pipe: Any, model: Path, folder: Path, where: str, step: int) -> 
     """Train until the training is there; say so, and wait."""
     updates: list[int] = []
 
-    def here(place: str) -> None:
-        if (place, found.progress.step) == (where, step):
-            pipe.send(place)
+    def here(point: str) -> None:
+        if (point, training.progress.step) == (where, step):
+            pipe.send(point)
             pipe.recv()
 
     def watched(number: int, share: float) -> Any:
@@ -123,21 +123,21 @@ def train_up_to(pipe: Any, model: Path, folder: Path, where: str, step: int) -> 
         return draw(number, share)
 
     def updating(*_: Any) -> None:
-        updates.append(found.progress.step)
+        updates.append(training.progress.step)
         if updates.count(step) == 2:
             here("updating")
 
     [first, *others] = validation_set("near", 4)
     document = first.sample.document
 
-    def told() -> Any:
+    def watched_document() -> Any:
         here("evaluating")
         return document()
 
-    watching = replace(first, sample=replace(first.sample, document=told))
-    found = rich(model, folder, draw=watched, validation={"near": [watching, *others]})
-    found.optimizer.register_step_pre_hook(updating)
-    list(found.train())
+    watching = replace(first, sample=replace(first.sample, document=watched_document))
+    training = rich(model, folder, draw=watched, validation={"near": [watching, *others]})
+    training.optimizer.register_step_pre_hook(updating)
+    list(training.train())
 
 
 def test_a_killed_training_with_everything_goes_on(model: Path, whole: Trainer, tmp_path: Path) -> None:
@@ -220,9 +220,9 @@ def test_a_kill_between_any_two_renames_leaves_everything_whole(tmp_path: Path) 
         assert ran_through(number, write, folder) is (number > len(order))
         model = linear()
         checkpoints = Checkpoints(folder=folder, fingerprint={}, model=model)
-        place = checkpoints.resume()
-        assert (place.step if place else 0) == done.count("step")
-        assert not place or filled(model) == place.step
+        progress = checkpoints.resume()
+        assert (progress.step if progress else 0) == done.count("step")
+        assert not progress or filled(model) == progress.step
         assert (folder / "best").exists() is ("best" in done)
         if "best" in done:
             load(model, folder / "best")
@@ -326,12 +326,12 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_damaged_checkpoint_is_named_and_without_it_the_training_goes_on(
     model: Path, trained: Path, tmp_path: Path, name: str
 ) -> None:
-    file, damage, told = DAMAGES[name]
+    file, damage, message = DAMAGES[name]
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
     damaged = folder / "checkpoints" / "step-000002"
     damage(damaged / file)
-    with pytest.raises(UsageError, match=told) as raised:
+    with pytest.raises(UsageError, match=message) as raised:
         short(model, folder)
     assert str(damaged / file) in str(raised.value)
     shutil.rmtree(damaged)

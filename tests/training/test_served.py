@@ -87,27 +87,27 @@ class Server:
             return completion(body["prompt"], allowed, [0.0])
         writer = self.adapters[body["model"]]
         writer.temperature = body["temperature"]
-        [said] = writer._replies([body["prompt"]], [body["max_tokens"]], 0)
-        assert not isinstance(said, MemAgentError), said
-        return completion(body["prompt"], list(said.output_ids), list(said.logprobs), said.finish_reason)  # type: ignore[attr-defined]
+        [reply] = writer._replies([body["prompt"]], [body["max_tokens"]], 0)
+        assert not isinstance(reply, MemAgentError), reply
+        return completion(body["prompt"], list(reply.output_ids), list(reply.logprobs), reply.finish_reason)  # type: ignore[attr-defined]
 
 
 def completion(prompt: list[int], ids: list[int], logprobs: list[float], reason: str | None = "stop") -> dict[str, Any]:
-    told = {"token_logprobs": logprobs, "tokens": ["not", "looked", "at"]}
+    entry = {"token_logprobs": logprobs, "tokens": ["not", "looked", "at"]}
     choice = {
         "index": 0,
         "text": "not looked at",
         "token_ids": ids,
         "prompt_token_ids": prompt,
-        "logprobs": told,
+        "logprobs": entry,
         "finish_reason": reason,
     }
     return {"object": "text_completion", "choices": [choice], "usage": {"prompt_tokens_details": {"cached_tokens": 3}}}
 
 
-def refusal(status: int, said: str) -> Response:
+def refusal(status: int, message: str) -> Response:
     return Response(
-        status=status, body={"error": {"message": said, "type": "NotFoundError", "param": None, "code": status}}
+        status=status, body={"error": {"message": message, "type": "NotFoundError", "param": None, "code": status}}
     )
 
 
@@ -124,8 +124,8 @@ def loopback(server: Server) -> Iterator[Loopback]:
 
 @pytest.fixture
 def policy(model: Path, loopback: Loopback) -> Iterator[ServedSampler]:
-    with ServedSampler(model, base_url=f"{loopback.url}/v1", device="cpu") as made:
-        yield made
+    with ServedSampler(model, base_url=f"{loopback.url}/v1", device="cpu") as sampler:
+        yield sampler
 
 
 def adapted(policy: Sampler, seed: int = 0) -> Sampler:
@@ -195,10 +195,10 @@ def test_each_version_writes_under_a_name_of_its_own(
                 assert [reply.output_ids for reply in replies] == [
                     reply.output_ids for reply in here.complete_batch(prompts)
                 ]  # type: ignore[union-attr]
-            said = [policy.complete(prompt) for prompt in prompts]
-            told = scores(policy.model, said, deal(said, 1, share=True)[0], temperature=1.0, tokens=4096)
-            assert torch.cat(told).tolist() == pytest.approx(
-                [value for one in said for value in one.logprobs], abs=1e-4
+            sampled = [policy.complete(prompt) for prompt in prompts]
+            scored = scores(policy.model, sampled, deal(sampled, 1, share=True)[0], temperature=1.0, tokens=4096)
+            assert torch.cat(scored).tolist() == pytest.approx(
+                [value for reply in sampled for value in reply.logprobs], abs=1e-4
             )
             texts.append([reply.text for reply in replies])  # type: ignore[union-attr]
     assert texts[0] != texts[1]
@@ -209,20 +209,20 @@ def test_each_version_writes_under_a_name_of_its_own(
 
 def test_a_training_learns_from_what_a_server_writes(model: Path, loopback: Loopback, tmp_path: Path) -> None:
     with ServedSampler(model, base_url=f"{loopback.url}/v1", device="cpu") as policy:
-        found = Trainer(
+        training = Trainer(
             reader(policy), draw, Settings(**SMALL), tmp_path, validation={"carry": [draw(99, 0)]}, reward=echo
         )
-        told = list(found.train())
-    assert all(line["gap"] < 1e-4 for line in told)
-    assert all(line["failed"] == 0 for line in told)
+        lines = list(training.train())
+    assert all(line["gap"] < 1e-4 for line in lines)
+    assert all(line["failed"] == 0 for line in lines)
     bodies = loopback.bodies("/v1/completions")
-    asked = [body["model"] for body in bodies if "allowed_token_ids" not in body]
-    assert list(dict.fromkeys(asked)) == [body["lora_name"] for body in loopback.bodies("/v1/load_lora_adapter")]
-    assert len(set(asked)) == 4, "before each of two batches, and before the evaluation at the start and at the end"
+    names = [body["model"] for body in bodies if "allowed_token_ids" not in body]
+    assert list(dict.fromkeys(names)) == [body["lora_name"] for body in loopback.bodies("/v1/load_lora_adapter")]
+    assert len(set(names)) == 4, "before each of two batches, and before the evaluation at the start and at the end"
     assert {
         body["temperature"]
         for body in bodies
-        if body["model"] in (asked[0], asked[-1]) and "allowed_token_ids" not in body
+        if body["model"] in (names[0], names[-1]) and "allowed_token_ids" not in body
     } == {0.0}
 
 
@@ -248,13 +248,13 @@ def test_one_of_two_processes_publishes_and_both_ask_for_it(model: Path, loopbac
             worker.join(WAIT)
             assert worker.exitcode == 0
     [published] = loopback.bodies("/v1/load_lora_adapter")
-    asked = [body["model"] for body in loopback.bodies("/v1/completions")]
-    assert set(asked) == {published["lora_name"]}
-    assert len(asked) == 1 + SMALL["questions"] * SMALL["group"] * 6, "the check, and six conversations a rollout"
+    names = [body["model"] for body in loopback.bodies("/v1/completions")]
+    assert set(names) == {published["lora_name"]}
+    assert len(names) == 1 + SMALL["questions"] * SMALL["group"] * 6, "the check, and six conversations a rollout"
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "advice"),
+    ("status", "message", "advice"),
     [
         (
             404,
@@ -275,9 +275,9 @@ def test_one_of_two_processes_publishes_and_both_ask_for_it(model: Path, loopbac
     ],
 )
 def test_a_server_that_was_not_started_for_it(
-    policy: ServedSampler, server: Server, status: int, said: str, advice: str
+    policy: ServedSampler, server: Server, status: int, message: str, advice: str
 ) -> None:
-    server.says["load_lora_adapter"] = lambda _: refusal(status, said)
+    server.says["load_lora_adapter"] = lambda _: refusal(status, message)
     adapted(policy)
     with pytest.raises(UsageError, match=advice):
         policy.publish()
@@ -315,7 +315,7 @@ def test_nothing_is_written_before_something_is_published(policy: ServedSampler)
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ({"choices": []}, "no choices|it has no"),
         ({"choices": [{"text": "an older server", "logprobs": None}]}, "as vLLM does: choices 1 prompt_token_ids"),
@@ -323,10 +323,10 @@ def test_nothing_is_written_before_something_is_published(policy: ServedSampler)
         ("a page", "token ids"),
     ],
 )
-def test_what_is_no_reply(policy: ServedSampler, server: Server, answer: Any, said: str) -> None:
+def test_what_is_no_reply(policy: ServedSampler, server: Server, answer: Any, message: str) -> None:
     adapted(policy).publish()
     server.says["completions"] = lambda body: Response(body=answer)
-    with pytest.raises(BackendError, match=said) as caught:
+    with pytest.raises(BackendError, match=message) as caught:
         policy.complete(ask("none", 4))
     assert not caught.value.retryable
 
@@ -341,9 +341,9 @@ def test_a_reply_without_all_its_probabilities(policy: ServedSampler, server: Se
 
 def test_one_failure_is_of_one_prompt(policy: ServedSampler, server: Server) -> None:
     adapted(policy).publish()
-    given = server._completions
+    original = server._completions
     server.says["completions"] = lambda body: (
-        completion(body["prompt"], [3], [-0.1], "abort") if body["max_tokens"] == 3 else given(body)
+        completion(body["prompt"], [3], [-0.1], "abort") if body["max_tokens"] == 3 else original(body)
     )
     prompts = [ask("none", 4), ask("none", 3), ask("none", WINDOW), ask("none", 5)]
     first, given_up, too_long, last = policy.complete_batch(prompts)
@@ -355,9 +355,9 @@ def test_one_failure_is_of_one_prompt(policy: ServedSampler, server: Server) -> 
 
 def test_calls_that_fail_are_made_again(policy: ServedSampler, server: Server) -> None:
     adapted(policy).publish()
-    given, failures = server._completions, iter([True, True])
+    original, failures = server._completions, iter([True, True])
     server.says["completions"] = lambda body: (
-        Response(status=503, headers={"Retry-After-Ms": "1"}) if next(failures, False) else given(body)
+        Response(status=503, headers={"Retry-After-Ms": "1"}) if next(failures, False) else original(body)
     )
     reading = reader(policy).read_many([("k1", draw(0, 0).sample.document())])[0]
     assert reading.error is None
@@ -412,11 +412,11 @@ def test_a_recipe_names_its_server(model: Path, loopback: Loopback, tmp_path: Pa
 def test_prompts_travel_side_by_side(policy: ServedSampler, server: Server) -> None:
     """Each call is answered when all of them are there."""
     adapted(policy).publish()
-    together, given = Barrier(8, timeout=60), server._completions
+    together, original = Barrier(8, timeout=60), server._completions
 
     def waiting(body: dict[str, Any]) -> Any:
         together.wait()
-        return given(body)
+        return original(body)
 
     server.says["completions"] = waiting
     prompts: list[Prompt] = [ask("none", 3)] * 8

@@ -29,21 +29,21 @@ from memagent_integrations.training.trainer import Trainer  # noqa: E402
 
 def test_a_batch_has_the_same_number_of_updates_however_long_the_documents_are(model: Path, tmp_path: Path) -> None:
     for length in (1, 3):
-        found = trainer(
+        training = trainer(
             model,
             tmp_path / str(length),
             steps=1,
             updates=3,
             draw=lambda number, share, length=length: drawn(number, length),
         )
-        [told] = list(found.train())
-        assert told["updates"] == 3
-        assert told["steps_a_rollout"] == 5 * length + 1
+        [metrics] = list(training.train())
+        assert metrics["updates"] == 3
+        assert metrics["steps_a_rollout"] == 5 * length + 1
 
 
 def test_what_is_told_of_a_batch(model: Path, tmp_path: Path) -> None:
-    found = trainer(model, tmp_path, steps=2, kl=0.01, lora=Lora(rank=4, alpha=8))
-    list(found.train())
+    training = trainer(model, tmp_path, steps=2, kl=0.01, lora=Lora(rank=4, alpha=8))
+    list(training.train())
     first, second = read(tmp_path / "metrics.jsonl")
     assert first["step"] == 1
     assert 0 < first["reward"] < 1
@@ -66,8 +66,8 @@ def test_what_is_told_of_a_batch(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_gap_is_told_without_computing_the_rollouts_anew(model: Path, tmp_path: Path) -> None:
-    [told] = list(trainer(model, tmp_path, steps=1, rescore=False).train())
-    assert 0 < told["gap"] < 1e-4
+    [metrics] = list(trainer(model, tmp_path, steps=1, rescore=False).train())
+    assert 0 < metrics["gap"] < 1e-4
 
 
 def test_a_reading_is_saved_for_a_person_to_look_at(model: Path, tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_reading_is_saved_for_a_person_to_look_at(model: Path, tmp_path: Path)
 
 
 def test_the_policy_learns_what_is_rewarded(model: Path, tmp_path: Path) -> None:
-    told = list(trainer(model, tmp_path, steps=10, questions=4, group=8, learning_rate=3e-3).train())
-    assert sum(one["reward"] for one in told[-3:]) > 1.5 * sum(one["reward"] for one in told[:3])
+    lines = list(trainer(model, tmp_path, steps=10, questions=4, group=8, learning_rate=3e-3).train())
+    assert sum(line["reward"] for line in lines[-3:]) > 1.5 * sum(line["reward"] for line in lines[:3])
 
 
 def test_activations_that_are_computed_anew_change_nothing(model: Path, tmp_path: Path) -> None:
@@ -88,19 +88,19 @@ def test_activations_that_are_computed_anew_change_nothing(model: Path, tmp_path
         trainer(model, tmp_path / str(flag), steps=2, share=False, gradient_checkpointing=flag)
         for flag in (False, True)
     )
-    told = [list(found.train()) for found in (one, other)]
-    assert told[1][0]["gap"] < 1e-4
-    for mine, theirs in zip(*map(figures, told), strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-5)
+    runs = [list(training.train()) for training in (one, other)]
+    assert runs[1][0]["gap"] < 1e-4
+    for line, expected in zip(*map(figures, runs), strict=True):
+        assert line == pytest.approx(expected, abs=1e-5)
     assert torch.allclose(weights(one), weights(other), atol=1e-6)
 
 
 def test_only_the_adapter_learns(model: Path, tmp_path: Path) -> None:
-    found = trainer(model, tmp_path, steps=1, lora=Lora(rank=2, alpha=4))
-    before = {name: parameter.clone() for name, parameter in found.policy.model.named_parameters()}
-    list(found.train())
+    training = trainer(model, tmp_path, steps=1, lora=Lora(rank=2, alpha=4))
+    before = {name: parameter.clone() for name, parameter in training.policy.model.named_parameters()}
+    list(training.train())
     moved = {
-        name for name, parameter in found.policy.model.named_parameters() if not torch.equal(parameter, before[name])
+        name for name, parameter in training.policy.model.named_parameters() if not torch.equal(parameter, before[name])
     }
     assert moved
     assert all("lora_" in name for name in moved)
@@ -113,12 +113,12 @@ def test_groups_that_teach_nothing_are_replaced(model: Path, tmp_path: Path) -> 
         positions.append(number)
         return draw(number, share)
 
-    def half(reading: Any, asked: Any) -> float:
+    def half(reading: Any, question: Any) -> float:
         """The questions with an even key are always answered rightly."""
-        return 1.0 if int(asked.sample.question[1:]) % 2 == 0 else echo(reading, asked)
+        return 1.0 if int(question.sample.question[1:]) % 2 == 0 else echo(reading, question)
 
-    found = trainer(model, tmp_path, steps=1, dynamic=True, refills=5, reward=half, draw=watched)
-    batch = found.collect(Sums())
+    training = trainer(model, tmp_path, steps=1, dynamic=True, refills=5, reward=half, draw=watched)
+    batch = training.collect(Sums())
     assert len(positions) > 4
     assert positions == list(range(len(positions)))
     assert len(batch.rollouts) == 4 * 4
@@ -126,20 +126,20 @@ def test_groups_that_teach_nothing_are_replaced(model: Path, tmp_path: Path) -> 
 
 
 def test_a_gradient_that_is_no_number_spoils_no_weights(model: Path, tmp_path: Path) -> None:
-    found = trainer(model, tmp_path, steps=1, reward=lambda *read: 1e39 * echo(*read))  # more than a float32 holds
-    before = weights(found)
+    training = trainer(model, tmp_path, steps=1, reward=lambda *read: 1e39 * echo(*read))  # more than a float32 holds
+    before = weights(training)
     with pytest.raises(UsageError, match="the gradient of batch 1 is nan"):
-        list(found.train())
-    assert torch.equal(weights(found), before)
+        list(training.train())
+    assert torch.equal(weights(training), before)
 
 
 @pytest.mark.parametrize("scale", [False, True])
 def test_a_batch_that_teaches_nothing_changes_nothing(model: Path, tmp_path: Path, scale: bool) -> None:
-    found = trainer(model, tmp_path, steps=1, reward=lambda *_: 0.7, weight_decay=0.0, group=8, scale=scale)
-    before = weights(found)
-    [told] = list(found.train())
-    assert told["collapsed"] == 1
-    assert torch.equal(weights(found), before)
+    training = trainer(model, tmp_path, steps=1, reward=lambda *_: 0.7, weight_decay=0.0, group=8, scale=scale)
+    before = weights(training)
+    [metrics] = list(training.train())
+    assert metrics["collapsed"] == 1
+    assert torch.equal(weights(training), before)
 
 
 def test_an_evaluation_in_which_calls_failed_is_no_measure(model: Path, tmp_path: Path) -> None:
@@ -148,23 +148,23 @@ def test_an_evaluation_in_which_calls_failed_is_no_measure(model: Path, tmp_path
             return super().complete_batch(prompts) if self.temperature else [BackendError("down") for _ in prompts]
 
     validation = {"near": [drawn(("v", number)) for number in range(2)]}
-    [told] = list(trainer(model, tmp_path, kind=Broken, steps=1, evaluate_every=1, validation=validation).train())
-    assert told["validation_failed"] == 1
-    assert "validation" not in told
+    [metrics] = list(trainer(model, tmp_path, kind=Broken, steps=1, evaluate_every=1, validation=validation).train())
+    assert metrics["validation_failed"] == 1
+    assert "validation" not in metrics
     assert not (tmp_path / "best").exists()
 
 
 def test_the_learning_rate_falls_where_the_schedule_says_so(model: Path, tmp_path: Path) -> None:
-    told = list(trainer(model, tmp_path, steps=4, updates=1, schedule="linear").train())
-    assert [one["learning_rate"] for one in told] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    lines = list(trainer(model, tmp_path, steps=4, updates=1, schedule="linear").train())
+    assert [line["learning_rate"] for line in lines] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
     with pytest.raises(UsageError, match="schedule has to be one of"):
         trainer(model, tmp_path, schedule="sometimes")
 
 
 def test_the_best_policy_is_kept(model: Path, tmp_path: Path) -> None:
     validation = {"near": [drawn(("v", number)) for number in range(8)]}
-    found = trainer(model, tmp_path, steps=2, evaluate_every=1, validation=validation)
-    list(found.train())
+    training = trainer(model, tmp_path, steps=2, evaluate_every=1, validation=validation)
+    list(training.train())
     lines = read(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert all(line["validation"] == line["validation/near"] for line in lines)
@@ -197,17 +197,17 @@ def test_weights_that_are_too_coarse_to_learn_are_refused(model: Path, tmp_path:
 
 
 def test_memory_that_does_not_suffice_is_told_with_the_setting_to_lower(model: Path, tmp_path: Path) -> None:
-    found = trainer(model, tmp_path, steps=1)
-    batch = found.collect(Sums())
+    training = trainer(model, tmp_path, steps=1)
+    batch = training.collect(Sums())
 
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    found.policy.model.register_forward_pre_hook(full)
+    training.policy.model.register_forward_pre_hook(full)
     with pytest.raises(BackendError, match=r"tokens \(now 16,384\)"):
-        found.learn(batch, Sums())
+        training.learn(batch, Sums())
     with pytest.raises(BackendError, match="rollout_tokens"):
-        found.collect(Sums())
+        training.collect(Sums())
 
 
 def test_prompts_are_sampled_together_as_their_replies_fit(model: Path) -> None:
@@ -215,7 +215,7 @@ def test_prompts_are_sampled_together_as_their_replies_fit(model: Path) -> None:
     sampler.share = False
     widths: list[int] = []
     sampler.model.register_forward_pre_hook(
-        lambda _, __, given: widths.append(given["input_ids"].shape[0]), with_kwargs=True
+        lambda _, __, inputs: widths.append(inputs["input_ids"].shape[0]), with_kwargs=True
     )
     prompts = [
         Prompt(index=0, phase="memory", messages=(Message(role="user", content="k0 " * 10),), max_tokens=40)
@@ -267,18 +267,18 @@ def test_other_weights_or_other_data_are_another_training(model: Path, tmp_path:
 def test_an_interrupted_batch_is_gone_on_with_by_a_new_trainer(model: Path, tmp_path: Path) -> None:
     """Interrupted between two updates of the first batch, before there is any checkpoint."""
     whole = list(trainer(model, tmp_path / "whole", steps=2).train())
-    found = trainer(model, tmp_path / "parts", steps=2)
+    training = trainer(model, tmp_path / "parts", steps=2)
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    hook = found.optimizer.register_step_post_hook(interrupt)
+    hook = training.optimizer.register_step_post_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        list(found.train())
+        list(training.train())
     hook.remove()
     with pytest.raises(UsageError, match="make a new Trainer"):
-        list(found.train())
-    again = Trainer(found.reader, draw, found.settings, tmp_path / "parts", reward=echo)
+        list(training.train())
+    again = Trainer(training.reader, draw, training.settings, tmp_path / "parts", reward=echo)
     assert figures(list(again.train()))[1] == pytest.approx(figures(whole)[1], abs=1e-6)
 
 
@@ -286,11 +286,11 @@ def test_a_question_that_cannot_be_read_is_left_out(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def long(number: int, share: float) -> Any:
-        found = drawn(("train", number))
-        return replace(found, sample=replace(found.sample, question="k0 " * 50)) if number in (1, 2) else found
+        question = drawn(("train", number))
+        return replace(question, sample=replace(question.sample, question="k0 " * 50)) if number in (1, 2) else question
 
-    found = trainer(model, tmp_path, steps=1, draw=long)
-    batch = found.collect(Sums())
+    training = trainer(model, tmp_path, steps=1, draw=long)
+    batch = training.collect(Sums())
     assert len(batch.rollouts) == 16
     assert caplog.text.count("is left out") == 2
     with pytest.raises(UsageError, match="of the validation far cannot be read"):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +12,45 @@ from helpers.data import DATA
 from tenacity import wait_none
 
 from memagent_integrations import calls
+
+HEAVY = {
+    "subprocess.Popen": "starts a process",
+    "os.fork": "starts a process",
+    "socket.bind": "starts a server",
+    "torch": "imports torch",
+    "xllamacpp": "imports llama.cpp",
+}
+"""What no test does that is not marked `heavy`: events of `sys.audit`, and modules."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--only-light", action="store_true", help="refuse what only tests marked heavy may do")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --only-light, do not even import what is heavy as a whole: that takes seconds."""
+    light = config.getoption("--only-light") and collection_path.suffix == ".py"
+    heavy = re.compile(r"^pytestmark = .*\bpytest\.mark\.heavy\b", re.MULTILINE)
+    return True if light and heavy.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """With --only-light, make a test fail that does what only heavy ones may."""
+    if not session.config.getoption("--only-light"):
+        return (yield)
+    refusing = True
+
+    def refuse(event: str, arguments: tuple[object, ...]) -> None:
+        action = HEAVY.get(str(arguments[0]) if event == "import" else event)
+        if refusing and action and not (event == "import" and arguments[0] in sys.modules):
+            raise RuntimeError(f"this test {action}: mark it with pytest.mark.heavy")
+
+    sys.addaudithook(refuse)
+    try:
+        return (yield)
+    finally:
+        refusing = False
 
 
 def pytest_configure() -> None:

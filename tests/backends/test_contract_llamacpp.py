@@ -12,6 +12,8 @@ from helpers.contract import BackendContract, ask
 from memagent_integrations import Backend, BackendError, UsageError, load_backend
 from memagent_integrations.backends.llamacpp import LlamaCppBackend
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[Backend]:

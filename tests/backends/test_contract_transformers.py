@@ -17,6 +17,8 @@ from memagent_integrations.backends import embedded
 from memagent_integrations.backends.transformers import TransformersBackend
 from memagent_integrations.records import Message, Prompt, Reply
 
+pytestmark = pytest.mark.heavy
+
 Load = Callable[..., TransformersBackend]
 
 

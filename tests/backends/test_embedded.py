@@ -25,6 +25,8 @@ from memagent_integrations import BackendError, UsageError, load_backend
 from memagent_integrations.backends import embedded
 from memagent_integrations.cli import app
 
+pytestmark = pytest.mark.heavy
+
 CONTENT = random.Random(7).randbytes(600_000)
 MODEL = embedded.Embedded(
     name="tiny",

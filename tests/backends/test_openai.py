@@ -19,6 +19,8 @@ from memagent_integrations import Backend, BackendError, ContextOverflow, MemAge
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.records import Reply, Usage
 
+pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+
 HTML = {"Content-Type": "text/html"}
 JSON = {"Content-Type": "application/json"}
 EVENTS = {"Content-Type": "text/event-stream"}

@@ -42,6 +42,8 @@ from memagent_integrations.langchain import ChatModelBackend
 from memagent_integrations.llama_index import LLMBackend
 from memagent_integrations.records import Reply, Usage
 
+pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPLETIONS = "/v1/chat/completions"
 SIZES: dict[str, Any] = {"chunk_tokens": 200, "memory_tokens": 50}

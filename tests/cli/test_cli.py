@@ -27,6 +27,8 @@ from memagent_integrations.cli.progress import ReadingProgress
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets, Plan, Span
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def server() -> Iterator[Loopback]:

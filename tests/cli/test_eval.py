@@ -17,6 +17,8 @@ from helpers.command_line import run as memagent
 from helpers.loopback import Loopback, Response, chat
 from typer.testing import Result
 
+pytestmark = pytest.mark.heavy
+
 NEEDLE = re.compile(r"magic \w+ for \S+ is: (\d+)")
 SIZES = (
     *("--tokenizer", "approximate", "--window", "2048"),

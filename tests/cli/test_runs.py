@@ -16,6 +16,8 @@ from typer.testing import Result
 
 from memagent_integrations import Journal, Reader, Reading, ScriptedBackend
 
+pytestmark = pytest.mark.heavy
+
 
 class Moody:
     """An endpoint whose call number `gone_at` fails."""

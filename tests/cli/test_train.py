@@ -20,6 +20,8 @@ from typer.testing import Result
 from memagent_integrations.reader import Reader
 from memagent_integrations.training.metrics import read
 
+pytestmark = pytest.mark.heavy
+
 MIXTURE = """
 [[task]]
 name = "niah_single_1"

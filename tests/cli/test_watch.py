@@ -339,6 +339,7 @@ def screens(master: int) -> Iterator[bytes]:
         return
 
 
+@pytest.mark.heavy
 def test_a_terminal_that_changes_its_size() -> None:
     master, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))

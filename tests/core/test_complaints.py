@@ -391,6 +391,8 @@ async def test_complaint_02_a_memory_that_shrinks_is_seen_and_mended_llama_index
 
 
 @EACH_READER_METHOD
+@pytest.mark.heavy
+@pytest.mark.openai
 async def test_complaint_03_a_crash_midway_loses_no_work(door: Door, way: str, tmp_path: Path) -> None:
     """langchain #6733; PageIndex #227."""
     prompts: list[str] = []
@@ -411,6 +413,8 @@ async def test_complaint_03_a_crash_midway_loses_no_work(door: Door, way: str, t
 
 @EACH_READER_METHOD
 @pytest.mark.parametrize("call", [2, CHUNKS + 1], ids=["an update", "the answer"])
+@pytest.mark.heavy
+@pytest.mark.openai
 async def test_complaint_03_a_step_is_tried_again_and_not_the_document(
     door: Door, way: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,6 +428,8 @@ async def test_complaint_03_a_step_is_tried_again_and_not_the_document(
 
 
 @EACH_READER_METHOD
+@pytest.mark.heavy
+@pytest.mark.openai
 async def test_complaint_04_an_error_is_never_the_memory(door: Door, way: str, tmp_path: Path) -> None:
     """langchain #38867."""
     prompts: list[str] = []
@@ -840,6 +846,8 @@ async def test_complaint_12_documents_at_a_time_can_be_bounded_llama_index(how: 
 
 
 @BOTH
+@pytest.mark.heavy
+@pytest.mark.openai
 async def test_complaint_12_calls_of_an_endpoint_at_a_time_can_be_bounded(door: Door) -> None:
     """langchain #15767, #29425."""
     peak, answer = Peak(), chat(say)
@@ -862,6 +870,8 @@ async def test_complaint_12_calls_of_an_endpoint_at_a_time_can_be_bounded(door: 
 
 
 @EACH_WAY
+@pytest.mark.heavy
+@pytest.mark.openai
 async def test_complaint_13_usage_is_told_in_every_way_langchain(way: str) -> None:
     """langgraph #4848, #5878; langchain #35206."""
     with Loopback(chat(say)) as server, get_usage_metadata_callback() as counted:
@@ -1091,6 +1101,8 @@ async def test_complaint_16_no_tokenizer_is_guessed_or_fetched(offline: list[Any
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @EACH_WAY
+@pytest.mark.heavy
+@pytest.mark.openai
 async def test_complaint_17_the_output_limit_has_the_name_that_the_server_knows(way: str, name: str) -> None:
     """langchain #29954."""
     with Loopback(chat(say)) as server:
@@ -1107,6 +1119,8 @@ async def test_complaint_17_the_output_limit_has_the_name_that_the_server_knows(
     ("kind", "name"),
     [(ChatOpenAI, "max_completion_tokens"), (BaseChatOpenAI, "max_completion_tokens"), (BaseChatOpenAI, "max_tokens")],
 )
+@pytest.mark.heavy
+@pytest.mark.openai
 async def test_complaint_17_langchains_own_client_sends_it_by_that_name_too(kind: Any, name: str) -> None:
     """langchain #29954: vLLM knew only max_tokens. ChatOpenAI always renames it; its base class does not."""
     with Loopback(chat(say)) as server:

@@ -12,6 +12,8 @@ import pytest
 from nbclient import NotebookClient
 from pytest_examples import CodeExample, EvalExample, find_examples
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -16,7 +16,7 @@ from memagent_integrations import Backend, BackendError, MemAgentQueryEngine, Me
 from memagent_integrations.langchain import build_graph
 from memagent_integrations.records import Prompt, Reply
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.heavy]
 QUESTION = "What does the import statement do?"
 SIZES: dict[str, Any] = {"chunk_tokens": 250, "memory_tokens": 32, "output_tokens": 32}
 

@@ -151,6 +151,7 @@ def test_the_loop_does_not_know_backends() -> None:
     assert not [name for name in imports(ROOT / "loop.py") if "backends" in name]
 
 
+@pytest.mark.heavy
 def test_importing_needs_none_of_the_heavy_packages() -> None:
     script = f"""
 import sys
@@ -212,6 +213,7 @@ def test_the_door_is_pinned() -> None:
         memagent_integrations.nothing  # noqa: B018
 
 
+@pytest.mark.heavy
 def test_every_module_imports() -> None:
     for module in MODULES:
         if module not in ("backends.vllm", "__main__"):

@@ -17,6 +17,8 @@ from memagent_integrations import Journal, MemAgentError, Reader, Reading, save_
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.trace import page
 
+pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+
 KEY = "a-key-that-nobody-may-see-0123456789"
 DOCUMENT = "Some words of a long document. " * 60
 

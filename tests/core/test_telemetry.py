@@ -454,6 +454,7 @@ def test_without_an_sdk_it_is_the_same_reading() -> None:
     assert run(turns, backend).answer == ANSWER
 
 
+@pytest.mark.heavy
 def test_without_opentelemetry_the_loop_is_the_loop() -> None:
     script = """
 import sys

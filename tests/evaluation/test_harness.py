@@ -248,6 +248,7 @@ def test_no_job_is_there_twice_and_the_first_samples_come_first() -> None:
 # killed and begun again
 
 
+@pytest.mark.heavy
 def test_killed_five_times_it_gives_the_same_table(tmp_path: Path) -> None:
     processes = multiprocessing.get_context("forkserver")  # imports the package once, not in every process
     processes.set_forkserver_preload(["memagent_integrations.evaluation.harness"])

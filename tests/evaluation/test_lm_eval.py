@@ -30,6 +30,8 @@ from memagent_integrations.evaluation.lm_eval import MemAgentLM
 from memagent_integrations.evaluation.prompt_split import SplitPrompt, split
 from memagent_integrations.records import Prompt
 
+pytestmark = pytest.mark.heavy
+
 SIZES = {"chunk_tokens": 1000, "memory_tokens": 2000, "overlap_tokens": 50, "window": 8192}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 

@@ -138,6 +138,7 @@ def test_hotpotqa_scores_as_its_own_script_does() -> None:
                 assert f1(answer, golds) == qa_f1(answer, golds)
 
 
+@pytest.mark.heavy
 def test_ruler_scores_as_lm_eval_does() -> None:
     theirs = pytest.importorskip("lm_eval.tasks.ruler.common_utils")
     for answer, golds in pairs():
@@ -159,6 +160,7 @@ def test_em_agrees_with_lm_eval_where_there_are_no_articles() -> None:
         assert em(plain, [gold]) == theirs([plain], [gold], ignore_case=True, ignore_punctuation=True)["exact_match"]
 
 
+@pytest.mark.heavy
 def test_scoring_is_light() -> None:
     """A trainer takes its reward from here."""
     script = (

@@ -223,6 +223,7 @@ def test_threads_make_the_samples_that_one_makes() -> None:
     assert found == [[text(task.make(8_192, 0, n, count)) for task in again] for n in range(16)]
 
 
+@pytest.mark.heavy
 def test_another_process_makes_the_same_bytes() -> None:
     script = "from helpers.samples import digests; print(*digests(), sep='\\n')"
     env = {**os.environ, "PYTHONHASHSEED": "1234", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -289,6 +290,7 @@ def test_niah_agrees_with_lm_eval(ruler: Callable[[str], Any], monkeypatch: pyte
             assert any(adjective in adjectives and noun in nouns for adjective, noun in splits)
 
 
+@pytest.mark.heavy
 def test_vt_agrees_with_lm_eval(ruler: Callable[[str], Any]) -> None:
     theirs = ruler("vt_utils")
     example = theirs.sys_vartrack_w_noise_random(tokens, num_samples=1, max_seq_length=500, incremental=5)[0]
@@ -304,6 +306,7 @@ def test_vt_agrees_with_lm_eval(ruler: Callable[[str], Any]) -> None:
         assert document.count(GRASS) > 100
 
 
+@pytest.mark.heavy
 def test_cwe_agrees_with_lm_eval(ruler: Callable[[str], Any]) -> None:
     row = ruler("cwe_utils").sys_word_pair_random(num_samples=1, max_seq_length=4096, tokenizer=tokens)[0]
     sample = make("cwe", 4_096)
@@ -319,6 +322,7 @@ def test_cwe_agrees_with_lm_eval(ruler: Callable[[str], Any]) -> None:
     assert sizes[0] <= sizes[1]  # theirs leaves room for an example
 
 
+@pytest.mark.heavy
 def test_fwe_agrees_with_lm_eval(ruler: Callable[[str], Any]) -> None:
     row = ruler("fwe_utils").sys_kwext(tokens, max_seq_length=4096, num_samples=1)[0]
     sample = make("fwe", 4_096)
@@ -561,6 +565,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.heavy
 def test_what_is_missing_and_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     wanted = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -10,8 +11,12 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
+REQUIRED = os.environ.get("MEMAGENT_TEST_BROWSER") == "required"
+"""Whether a browser that is missing is a failure: scripts/test --ci has installed it."""
+
 needs_browser = pytest.mark.skipif(
-    not (shutil.which("chromium") and shutil.which("chromedriver")), reason="needs chromium and chromedriver"
+    not (REQUIRED or (shutil.which("chromium") and shutil.which("chromedriver"))),
+    reason="there is no Chromium with its driver; Debian: apt-get install chromium chromium-driver",
 )
 
 

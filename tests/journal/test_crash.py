@@ -12,10 +12,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from helpers.loopback import Loopback, chat
 
 from memagent_integrations import Journal, Reader, Reading
 from memagent_integrations.backends.openai import OpenAIBackend
+
+pytestmark = pytest.mark.heavy
 
 RUNS = 50
 CALLS = 7

@@ -561,6 +561,7 @@ def test_a_journal_that_cannot_be_written(file: Path) -> None:
         file.parent.chmod(0o755)
 
 
+@pytest.mark.heavy
 def test_two_processes_make_one_journal(file: Path) -> None:
     script = f"from memagent_integrations.journal import Journal\nfor _ in range(20): Journal({str(file)!r}).close()"
     running = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(4)]
@@ -691,6 +692,7 @@ def test_a_run_is_there_when_it_begins(file: Path) -> None:
         assert journal.run("mine").question == "Who?"
 
 
+@pytest.mark.heavy
 def test_a_run_is_resumed_with_all_that_it_was_begun_with(file: Path) -> None:
     with Loopback(chat(["a note"])) as server:
         options = {

@@ -12,6 +12,8 @@ from pydantic import SecretStr
 from memagent_integrations import Backend
 from memagent_integrations.langchain import ChatModelBackend
 
+pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+
 
 @pytest.fixture
 def backend() -> Iterator[Backend]:

@@ -484,6 +484,8 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
+@pytest.mark.heavy
+@pytest.mark.openai
 def test_an_endpoint_counts_bounds_and_tells(server: Server) -> None:
     subject = MemAgentReader(server.model, output_tokens=60, **SMALL)
     message = subject.invoke(INPUT)
@@ -506,6 +508,8 @@ def test_an_endpoint_counts_bounds_and_tells(server: Server) -> None:
     assert ChatModelBackend(server.model).window == 4096
 
 
+@pytest.mark.heavy
+@pytest.mark.openai
 async def test_an_endpoint_async(server: Server) -> None:
     subject = MemAgentReader(server.model.with_retry(), **SMALL)
     assert (await subject.ainvoke(INPUT)).text == ANSWER
@@ -513,6 +517,8 @@ async def test_an_endpoint_async(server: Server) -> None:
     assert "stream_options" in server.bodies()[-1]
 
 
+@pytest.mark.heavy
+@pytest.mark.openai
 def test_options_are_sent_when_all_models_take_them(server: Server) -> None:
     ChatModelBackend(server.model.with_fallbacks([server.model])).complete(PROMPT)
     ChatModelBackend(server.model.with_fallbacks([Model()])).complete(PROMPT)
@@ -533,6 +539,8 @@ def test_options_are_sent_when_all_models_take_them(server: Server) -> None:
     ],
     ids=str,
 )
+@pytest.mark.heavy
+@pytest.mark.openai
 def test_an_endpoint_fails(
     server: Server, status: int, body: Any, kind: type[Exception], retryable: bool | None
 ) -> None:
@@ -543,6 +551,8 @@ def test_an_endpoint_fails(
     assert caught.value.__cause__ is not None
 
 
+@pytest.mark.heavy
+@pytest.mark.openai
 def test_an_endpoint_is_gone(server: Server) -> None:
     model = server.model
     server.server_close()
@@ -551,6 +561,7 @@ def test_an_endpoint_is_gone(server: Server) -> None:
     assert caught.value.retryable
 
 
+@pytest.mark.openai
 def test_tiktoken_counts_for_openais_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_BASE", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
@@ -575,6 +586,8 @@ def test_a_tokenizer_by_name_or_none_at_all() -> None:
 # ---- models by name --------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
+@pytest.mark.openai
 def test_a_named_backend_is_loaded_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
     subject = MemAgentReader("openai:local", **SMALL)
@@ -589,6 +602,8 @@ def test_a_named_backend_is_loaded_once(server: Server, monkeypatch: pytest.Monk
     assert not [path for path, _, _ in server.requests[before:] if path.endswith("/tokenize")]
 
 
+@pytest.mark.heavy
+@pytest.mark.openai
 def test_a_policy_brings_its_prompts_and_budgets(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -609,6 +624,8 @@ def test_a_policy_brings_its_prompts_and_budgets(
         MemAgentReader(f"policy:{tmp_path}", layout="memory-first").invoke(INPUT)
 
 
+@pytest.mark.heavy
+@pytest.mark.openai
 def test_an_answer_that_is_not_streamed_comes_from_a_call_like_the_others(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -625,6 +642,7 @@ def test_a_provider_whose_package_is_missing() -> None:
     assert re.fullmatch(r"pip install (-U )?langchain-deepseek", caught.value.command)
 
 
+@pytest.mark.heavy
 def test_what_is_missing_is_told() -> None:
     script = """
 import sys
@@ -655,6 +673,8 @@ def test_the_door_leads_here() -> None:
 # ---- copies ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
+@pytest.mark.openai
 def test_it_can_be_pickled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
     subject = MemAgentReader("openai:local", **SMALL)
@@ -712,6 +732,8 @@ def test_a_setting_that_there_is_not_names_the_one_that_was_meant() -> None:
             MemAgentReader("smollm2", **{wrong: 3})
 
 
+@pytest.mark.heavy
+@pytest.mark.openai
 def test_a_named_backend_gets_its_options(server: Server) -> None:
     options = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "temperature": 0.5}
     assert MemAgentReader("openai:local", backend_options=options, **SMALL).invoke(INPUT).text == ANSWER

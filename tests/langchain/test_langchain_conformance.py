@@ -140,6 +140,8 @@ async def test_a1_model_takes_everything_wrapped_around_a_chat_model(wrap: str, 
 
 
 @ways
+@pytest.mark.heavy
+@pytest.mark.openai
 async def test_a1_model_takes_one_that_is_chosen_at_run_time(how: str) -> None:
     """`init_chat_model(configurable_fields="any")` returns a plain runnable; the config chooses its model."""
     with Loopback(chat(say)) as server:
@@ -149,6 +151,8 @@ async def test_a1_model_takes_one_that_is_chosen_at_run_time(how: str) -> None:
         assert {body["model"] for body in server.bodies("/v1/chat/completions")} == {"two"}
 
 
+@pytest.mark.heavy
+@pytest.mark.openai
 def test_a1_a_name_is_a_model_of_init_chat_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """But "openai:NAME" is the core's own backend, which counts with the endpoint, as are names without a provider."""
     with Loopback(chat(say)) as server:
@@ -696,6 +700,7 @@ def test_a4_leaving_a_stream_closes_the_model_without_noise(left: str) -> None:
 # ---- A5: serialization -----------------------------------------------------------------------------------
 
 
+@pytest.mark.openai
 def test_a5_a_dump_is_a_constructor_without_secrets() -> None:
     model = ChatOpenAI(model="gpt-4o", api_key="sk-very-secret")
     saved = json.loads(json.dumps(dumpd(MemAgentReader(model, **SMALL))))
@@ -709,6 +714,7 @@ def test_a5_a_dump_is_a_constructor_without_secrets() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The function `load` is in beta", "ignore:The default value of `allowed_objects`")
+@pytest.mark.openai
 def test_a5_load_wants_our_class_and_namespace_named() -> None:
     prompts = PromptSet.default(layout="memory-first")
     model = ChatOpenAI(model="gpt-4o", api_key="sk-very-secret")

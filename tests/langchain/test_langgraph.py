@@ -147,6 +147,7 @@ def test_wrong_readers_and_tasks(tmp_path: Path) -> None:
 # ---- failures and resuming -------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_killed_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.txt").write_text(TEXTS["five"])
     script = """
@@ -574,6 +575,7 @@ def test_a_node_tells_which_key_is_missing() -> None:
         node.invoke(Typed(ask="", text=""))
 
 
+@pytest.mark.heavy
 def test_without_langgraph_the_reader_is_there() -> None:
     script = """
 import sys

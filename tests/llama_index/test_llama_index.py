@@ -386,6 +386,7 @@ def test_a_key_never_shows_in_a_message() -> None:
 # The default model
 
 
+@pytest.mark.openai
 def test_models_of_every_kind() -> None:
     for model in (fake(), scripted()):
         assert MemAgentSynthesizer(model, **SIZES).get_response("q", ["some text"]) == ANSWER
@@ -746,6 +747,7 @@ def test_an_engine_shows_what_it_would_read() -> None:
     assert plain.node.get_content() == "plain text"
 
 
+@pytest.mark.heavy
 def test_the_door() -> None:
     assert memagent_integrations.MemAgentQueryEngine is MemAgentQueryEngine
     script = "import sys; sys.modules['llama_index.core'] = None\nimport memagent_integrations.llama_index"

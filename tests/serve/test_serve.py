@@ -17,6 +17,8 @@ from helpers.serving import CHUNKS, PATIENCE, QUESTION, HeldModel, until
 from memagent_integrations import Journal, Reader, RunPaused, UsageError
 from memagent_integrations.serve import Server
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def client(server: Server) -> Iterator[httpx.Client]:

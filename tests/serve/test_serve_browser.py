@@ -21,7 +21,7 @@ from memagent_integrations.serve import Server
 
 __all__ = ["browser"]  # a fixture
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.heavy]
 HOSTILE = (
     "</textarea></script><script>document.title = 'taken'</script>"
     "<img src=x onerror=\"document.title = 'taken'\"> Berta has it."

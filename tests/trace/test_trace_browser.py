@@ -19,7 +19,7 @@ from memagent_integrations.trace import save_trace
 
 __all__ = ["browser"]  # a fixture
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.heavy]
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from memagent_integrations.training.sampler import Sampler  # noqa: E402
 from memagent_integrations.training.settings import Lora  # noqa: E402
 from memagent_integrations.training.trainer import Batch  # noqa: E402
 
+pytestmark = pytest.mark.heavy
+
 
 def nothing(reading: Any, question: Any) -> float:
     return 0.0

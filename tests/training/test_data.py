@@ -257,6 +257,7 @@ def test_filters_that_are_none(settings: dict[str, Any], message: str) -> None:
 # a file that goes on
 
 
+@pytest.mark.heavy
 def test_killed_three_times_it_is_the_same_file(tmp_path: Path) -> None:
     def start(path: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, training_set.__file__, str(path)])
@@ -376,6 +377,7 @@ def mixture_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.heavy
 def test_the_command_makes_a_set_and_goes_on_with_it(
     tmp_path: Path, mixture_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +411,7 @@ def test_the_command_makes_a_set_and_goes_on_with_it(
     assert "jsonl:" in done.stderr
 
 
+@pytest.mark.heavy
 def test_the_command_keeps_what_lies_between(
     tmp_path: Path, mixture_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

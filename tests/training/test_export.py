@@ -24,7 +24,7 @@ pytest.importorskip("xllamacpp")
 
 from memagent_integrations.training import export, gguf_adapter  # noqa: E402
 
-pytestmark = PEFT_WARNS
+pytestmark = [PEFT_WARNS, pytest.mark.heavy]
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 FIGURES = export.Figures(data="questions on keys and values, 4 chunks", steps=1200)
 PROMPTS = [

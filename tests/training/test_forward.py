@@ -33,7 +33,7 @@ from memagent_integrations.training.conversations import Sampled  # noqa: E402
 from memagent_integrations.training.forward import cannot_share, forwards, scores  # noqa: E402
 from memagent_integrations.training.prefixes import Bundle, bundles, whole  # noqa: E402
 
-pytestmark = PEFT_WARNS
+pytestmark = [PEFT_WARNS, pytest.mark.heavy]
 
 SMALL = {
     "vocab_size": 97,

@@ -14,6 +14,8 @@ from memagent_integrations.training.advantages import advantages, informative, o
 from memagent_integrations.training.losses import Clip, correction, kl, policy_loss, token_loss  # noqa: E402
 from memagent_integrations.training.settings import Settings  # noqa: E402
 
+pytestmark = pytest.mark.heavy
+
 
 def of(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)

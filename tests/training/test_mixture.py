@@ -169,6 +169,7 @@ for position in range(8):
 """
 
 
+@pytest.mark.heavy
 def test_another_process_draws_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "5"}  # strings have other hashes there than here
     other = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, check=True)

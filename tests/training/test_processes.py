@@ -35,6 +35,8 @@ from memagent_integrations.training.sampler import Sampler  # noqa: E402
 from memagent_integrations.training.settings import Lora  # noqa: E402
 from memagent_integrations.training.trainer import Batch  # noqa: E402
 
+pytestmark = pytest.mark.heavy
+
 
 class Settled(Sampler):
     """A reply depends on its prompt and on how often that occurred in the batch, not on the other prompts."""

@@ -35,6 +35,8 @@ from memagent_integrations.training.metrics import read  # noqa: E402
 from memagent_integrations.training.settings import Lora  # noqa: E402
 from memagent_integrations.training.trainer import Trainer  # noqa: E402
 
+pytestmark = pytest.mark.heavy
+
 RICH = {
     "steps": 4,
     "learning_rate": 1e-2,

@@ -31,7 +31,7 @@ from memagent_integrations.training.served import ServedSampler  # noqa: E402
 from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
 from memagent_integrations.training.trainer import Trainer  # noqa: E402
 
-pytestmark = PEFT_WARNS
+pytestmark = [PEFT_WARNS, pytest.mark.heavy]
 LORA = Lora(rank=4, alpha=64)
 SMALL: dict[str, Any] = {
     "steps": 2,

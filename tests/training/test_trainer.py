@@ -26,6 +26,8 @@ from memagent_integrations.training.sampler import Sampler  # noqa: E402
 from memagent_integrations.training.settings import Lora, Settings  # noqa: E402
 from memagent_integrations.training.trainer import Trainer  # noqa: E402
 
+pytestmark = pytest.mark.heavy
+
 
 def test_a_batch_has_the_same_number_of_updates_however_long_the_documents_are(model: Path, tmp_path: Path) -> None:
     for length in (1, 3):

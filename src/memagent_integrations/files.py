@@ -81,13 +81,13 @@ def write(path: str | Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def lock(path: str | Path, busy: MemAgentError, *, patience: float = 0, remove: bool = False) -> Iterator[None]:
+def lock(path: str | Path, busy: MemAgentError, *, timeout: float = 0, remove: bool = False) -> Iterator[None]:
     """Hold a lock that no other thread or process can hold at the same time. It is released when its process dies.
 
     Args:
         path: the lock file; it is created.
-        busy: the error to raise when the lock is not free within `patience`.
-        patience: seconds to wait; -1 waits for as long as it takes.
+        busy: the error to raise when the lock is not free within `timeout`.
+        timeout: seconds to wait; -1 waits without a limit.
         remove: remove the lock file at the end.
 
     Raises:
@@ -96,7 +96,7 @@ def lock(path: str | Path, busy: MemAgentError, *, patience: float = 0, remove: 
     """
     file_lock = FileLock(path, thread_local=False)  # different threads may run the generator that holds it
     try:
-        file_lock.acquire(timeout=patience)
+        file_lock.acquire(timeout=timeout)
     except Timeout:
         raise busy from None
     process = os.getpid()

@@ -7,7 +7,6 @@ import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from memagent_integrations.errors import BackendError, MemAgentError
@@ -94,17 +93,13 @@ class Backend(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __repr__(self) -> str:

@@ -144,7 +144,7 @@ def pull(name: str, *, progress: Progress | None = None, wheel: str | Path | Non
     busy = BackendError(f"another process is fetching {name}", retryable=True)
     with files.accessing("write", target.parent, hint="MEMAGENT_CACHE names another folder"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with files.lock(f"{target}.lock", busy, patience=-1):
+        with files.lock(f"{target}.lock", busy, timeout=-1):
             if not pulled(name):
                 _fetch(model, target, progress, wheel)
                 files.write(_stamp_file(target), _stamp(target, model))

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 from memagent_integrations.checks import check_int
 from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.journal.recording import (
-    OURS,
+    APPLICATION_ID,
     SCHEMA,
     VERSION,
     add_run,
@@ -27,8 +26,8 @@ from memagent_integrations.journal.recording import (
     now,
     recorded,
     settings_of,
-    step_from,
-    step_to,
+    step_from_json,
+    step_to_json,
 )
 from memagent_integrations.journal.store import Store
 from memagent_integrations.loop import Turns
@@ -86,7 +85,7 @@ class Journal:
     """
 
     def __init__(self, path: str | Path, *, readonly: bool = False) -> None:
-        self._store = Store(path, owner=OURS, version=VERSION, schema=SCHEMA, readonly=readonly)
+        self._store = Store(path, application_id=APPLICATION_ID, version=VERSION, schema=SCHEMA, readonly=readonly)
         self.path = self._store.path
 
     def runs(self) -> list[Run]:
@@ -152,10 +151,10 @@ class Journal:
     def _steps(self, run: str, start: int) -> list[Step]:
         rows = self._store.rows("SELECT step FROM step WHERE run = ? AND number >= ? ORDER BY number", run, start)
         with self._store.errors():
-            return [step_from(text) for (text,) in rows]
+            return [step_from_json(text) for (text,) in rows]
 
     def settings(self, run: str) -> dict[str, Any]:
-        """Return what a run was begun with: question, model, backend, budgets and prompts, as JSON.
+        """Return the settings of a run, as JSON: question, model, backend, budgets and prompts.
 
         Raises:
             UsageError: there is no such run.
@@ -166,20 +165,20 @@ class Journal:
         return settings
 
     def prompts(self, run: str) -> PromptSet:
-        """Return the prompts that a run was begun with."""
+        """Return the prompts of a run."""
         settings = self.settings(run)
         with self._store.errors():
             return PromptSet(**settings["prompts"])
 
     def edit(self, run: str, step: int, *, memory: str | None = None, name: str | None = None) -> str:
-        """Make a branch of a run that goes on after `step`, and return its name. The run itself stays as it is.
+        """Make a branch of a run that continues after `step`, and return its name. The run itself is not changed.
 
-        Reading the document under the branch's name goes on from there.
+        To continue, read the document under the branch's name.
 
         Args:
             run: the run to branch from.
             step: the last step that the branch has; it has all those before it too.
-            memory: the memory after `step`, taken as it is; default: the one that is recorded.
+            memory: the memory after `step`, stored unchanged; default: the recorded one.
             name: the name of the branch; default: the run's name with a number.
 
         Raises:
@@ -195,10 +194,10 @@ class Journal:
             rows = self._store.rows(query, run, step)
             if not rows or rows[-1][:2] != (step, "memory"):
                 raise UsageError(f"the run {run} has no memory after step {step}")
-            taken = {other for (other,) in self._store.rows("SELECT name FROM run")}
+            names = {other for (other,) in self._store.rows("SELECT name FROM run")}
             numbered = (f"{run[:190]}.{number}" for number in itertools.count(1))
-            name = name or next(free for free in numbered if free not in taken)
-            if name in taken:
+            name = name or next(free for free in numbered if free not in names)
+            if name in names:
                 raise UsageError(f"there is a run {name!r} already")
             *before, (number, phase, prompt, last) = rows
             if memory is not None:
@@ -209,7 +208,7 @@ class Journal:
         return name
 
     def pause(self, run: str) -> None:
-        """Make whoever reads a run, in this process or another one, stop with a `RunPaused` after the current step.
+        """Stop the reading of a run, in this process or another, with a `RunPaused` after its current step.
 
         Raises:
             UsageError: there is no such run, or it is finished.
@@ -244,7 +243,7 @@ class Journal:
                 `JournalMismatch`. By default the name follows from the settings and the first chunk, so that
                 the same reading finds its record again; a document that goes on differently gets a run of its
                 own, which begins with the steps that both have in common.
-            files: the files of the document, noted for whoever resumes the run.
+            files: the files of the document, recorded so that the run can be resumed without naming them.
         """
         return recorded(turns, self._store, settings, run, files)
 
@@ -266,9 +265,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[type[Journal], tuple[Path]]:
@@ -280,6 +277,6 @@ class Journal:
 
 def _edited(text: str, memory: str) -> str:
     """Return a recorded step, as JSON, with another memory."""
-    step = step_from(text)
+    step = step_from_json(text)
     reply = replace(step.reply, edited=memory)
-    return step_to(replace(step, memory=memory, outcome="updated", cut=False, reply=reply))
+    return step_to_json(replace(step, memory=memory, outcome="updated", cut=False, reply=reply))

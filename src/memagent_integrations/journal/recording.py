@@ -20,7 +20,7 @@ from memagent_integrations.loop import Turns, advance, exchange, step_made
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets, Prompt, Reading, Reply, Step
 
-OURS = 0x4D454D41  # "MEMA", in the header of the file
+APPLICATION_ID = 0x4D454D41  # "MEMA", in the header of the file
 VERSION = 2
 SCHEMA = """
 CREATE TABLE run (
@@ -176,7 +176,7 @@ class _Recording:
         run = claimed or str(self._last)
         row = self._store.row("SELECT prompt, step FROM step WHERE run = ? AND number = ?", run, prompt.index)
         with self._store.errors():
-            reply = replace(step_from(row[1]).reply, recorded=True) if row else None
+            reply = replace(step_from_json(row[1]).reply, recorded=True) if row else None
         if row and row[0] != fingerprint:
             raise _mismatch(run, prompt)
         if reply is None and self._store.row("SELECT 1 FROM run WHERE name = ? AND paused IS NOT NULL", run):
@@ -186,7 +186,7 @@ class _Recording:
         if reply is None and step and not failed:  # a reply that holds no answer is not recorded, but asked for again
             try:
                 with self._store.writing():
-                    values = (run, prompt.index, prompt.phase, fingerprint, step_to(step))
+                    values = (run, prompt.index, prompt.phase, fingerprint, step_to_json(step))
                     self._store.write("INSERT INTO step VALUES (?, ?, ?, ?, ?)", *values)
             except JournalError as error:
                 return state.failed(error) if isinstance(state, Reading) else _ended(self._turns, error)
@@ -242,13 +242,13 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def step_to(step: Step) -> str:
+def step_to_json(step: Step) -> str:
     """Return a step as JSON."""
     return json.dumps(_STEP.dump_python(step))  # with \\u escapes, which hold lone surrogates too
 
 
-def step_from(text: str) -> Step:
-    """Return the step that `step_to` wrote."""
+def step_from_json(text: str) -> Step:
+    """Return the step that `step_to_json` wrote."""
     return _STEP.validate_python(json.loads(text))
 
 

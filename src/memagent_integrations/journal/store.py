@@ -19,8 +19,8 @@ class Store:
 
     Args:
         path: the file.
-        owner: the application id in the file's header, which says which program the file belongs to.
-        version: the format number in the file's header, which says which tables it has.
+        application_id: the number in the file's header that says which program the file belongs to.
+        version: the number in the file's header that says which format its tables have.
         schema: the SQL that creates those tables.
         readonly: only read the file; then nothing has to be writable, not even its folder.
 
@@ -28,7 +28,7 @@ class Store:
         JournalError: the file cannot be opened or written, is damaged, or belongs to another program.
     """
 
-    def __init__(self, path: str | Path, *, owner: int, version: int, schema: str, readonly: bool) -> None:
+    def __init__(self, path: str | Path, *, application_id: int, version: int, schema: str, readonly: bool) -> None:
         if not isinstance(path, str | Path):
             raise UsageError(f"the journal has to be a file's name, not {type(path).__name__}")
         self._lock, self._readonly = threading.RLock(), readonly
@@ -42,7 +42,7 @@ class Store:
             )
         try:
             with self.errors():
-                self._prepare(owner, version, schema)
+                self._prepare(application_id, version, schema)
                 self._file = self._file_id()
         except BaseException:
             self._database.close()
@@ -76,13 +76,13 @@ class Store:
                 raise
 
     @contextmanager
-    def lock(self, name: str, *, patience: float = 0.2) -> Iterator[str]:
+    def lock(self, name: str, *, timeout: float = 0.2) -> Iterator[str]:
         """Hold the lock of a name, which no other thread or process can hold at the same time.
 
-        `patience` is how many seconds to wait for it; `is_locked` may hold it for a moment.
+        `timeout` is the number of seconds to wait for it; `is_locked` may hold it for a moment.
 
         Raises:
-            InUse: the lock is not free within `patience`.
+            InUse: the lock is not free within `timeout`.
             JournalError: the lock file cannot be created.
         """
         file = self._lock_file(name)
@@ -92,7 +92,7 @@ class Store:
         with ExitStack() as stack:
             try:
                 file.parent.mkdir(exist_ok=True)
-                stack.enter_context(files.lock(file, busy, patience=patience, remove=True))
+                stack.enter_context(files.lock(file, busy, timeout=timeout, remove=True))
             except OSError as error:
                 raise JournalError(f"cannot lock {name} in {file.parent}: {files.reason(error)}") from error
             yield name
@@ -102,7 +102,7 @@ class Store:
         if not self._lock_file(name).exists():
             return False
         try:
-            with self.lock(name, patience=0):
+            with self.lock(name, timeout=0):
                 return False
         except InUse:
             return True
@@ -138,16 +138,16 @@ class Store:
         except (sqlite3.Error, sqlite3.Warning, OSError, ValueError, LookupError, TypeError, OverflowError) as error:
             raise JournalError(f"the journal {str(path)!r} cannot be used: {type(error).__name__}: {error}") from error
 
-    def _prepare(self, owner: int, version: int, schema: str) -> None:
+    def _prepare(self, application_id: int, version: int, schema: str) -> None:
         """Check the header, and create the tables of a new file."""
         self._database.execute("PRAGMA foreign_keys = ON")
         tables = self._value("SELECT count(*) FROM sqlite_master")
-        application = self._value("PRAGMA application_id")
-        if (tables or application) and application != owner:
+        header_id = self._value("PRAGMA application_id")
+        if (tables or header_id) and header_id != application_id:
             raise JournalError(f"{self.path} is a database of another program; give a file of its own")
-        if self._readonly and not application:
+        if self._readonly and not header_id:
             raise JournalError(f"{self.path} is no journal")
-        if application and (format_number := self._value("PRAGMA user_version")) != version:
+        if header_id and (format_number := self._value("PRAGMA user_version")) != version:
             raise JournalError(
                 f"{self.path} was written by another version of this package (format {format_number}, here {version}); "
                 "use that version"
@@ -156,13 +156,13 @@ class Store:
             return
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
-        if not application:
+        if not header_id:
             self._file = self._file_id()
             with self.writing():
                 if not self._value("SELECT count(*) FROM sqlite_master"):  # another process may have been first
                     for statement in schema.split(";"):
                         self._database.execute(statement)
-                    self._database.execute(f"PRAGMA application_id = {owner}")
+                    self._database.execute(f"PRAGMA application_id = {application_id}")
                     self._database.execute(f"PRAGMA user_version = {version}")
 
     def _value(self, query: str) -> int:

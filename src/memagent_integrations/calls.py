@@ -12,18 +12,16 @@ from contextlib import aclosing, asynccontextmanager, closing, contextmanager, s
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
+from memagent_integrations.backends import Backend
 from memagent_integrations.checks import check_int, check_number, drop_none
 from memagent_integrations.errors import BackendError, CallTimeout, MemAgentError, RunTimeout
 from memagent_integrations.loop import Turns, advance, exchange
 from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.telemetry import under
-
-if TYPE_CHECKING:
-    from memagent_integrations.backends import Backend
 
 _LONGEST_PAUSE = 60.0  # seconds; when a server asks for a longer one, the call is not retried
 _ALMOST = 0.05  # seconds by which a client's own time limit, set to the same time, may come before ours
@@ -96,15 +94,15 @@ class Calls:
         """Return the number of tokens of a text. Many servers count themselves, so this may be a call as well."""
         return self.query(backend, lambda: backend.count(text))
 
-    def query(self, backend: Backend, question: Callable[[], _T]) -> _T:
-        """Return what `question` asks the backend about itself, with retries.
+    def query(self, backend: Backend, request: Callable[[], _T]) -> _T:
+        """Return the result of `request`, which asks the backend about itself; with retries.
 
         A success does not close the breaker: a server may answer this while its model is down.
         """
         with self._breaker.query(backend.name):
             if not self._max_retries(backend):  # spares a model in this process, which is asked often, the machinery
-                return question()
-            answer: _T = Retrying(**self._retry_options(backend, None))(question)
+                return request()
+            answer: _T = Retrying(**self._retry_options(backend, None))(request)
         return answer
 
     def complete(self, backend: Backend, prompt: Prompt, cancelled: threading.Event | None = None) -> Reply:
@@ -358,7 +356,7 @@ class _Breaker:
 
     @contextmanager
     def query(self, name: str) -> Iterator[None]:
-        """Refuse the block, which asks the server something else, as a call; note its failure, but not its success.
+        """Refuse the block, which asks the server for something else than a reply, or run it and note only a failure.
 
         Raises:
             BackendError: the query is refused.
@@ -392,7 +390,7 @@ class _Breaker:
 
 
 def _extended(deadline: float, seconds: float, prompt: Prompt) -> float:
-    """Return the deadline of a call whose reply somebody took `seconds` to read: these do not count as the model's."""
+    """Return the deadline, later by the `seconds` that the consumer of the reply took: they are not the model's."""
     return min(deadline + seconds, prompt.deadline or math.inf)
 
 

@@ -13,16 +13,13 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
 from memagent_integrations import files
 from memagent_integrations.changes import difference
-
-if TYPE_CHECKING:
-    from memagent_integrations.records import Reading, Step, Usage
-
+from memagent_integrations.records import Reading, Step, Usage
 
 _SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?。！？]+|\n|$)")
 

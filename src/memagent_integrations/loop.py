@@ -53,7 +53,7 @@ def reading_loop(
         budgets: the most tokens of a memory and of a reply.
         count: the tokenizer's count.
         model: the name for the reading to note.
-        memory: the memory to go on from.
+        memory: the memory to start from.
         first: the number of the first step.
         answering: whether to answer; else the reading ends with the last chunk, its answer empty.
         strict: whether a reply that holds no memory is an error, not a step that keeps the old memory. What the
@@ -213,7 +213,7 @@ def drive(turns: Turns, call: Call, prompts: PromptSet | None = None) -> Generat
 
     With `prompts`, which are those of the loop, it also yields the text of the answer as it comes.
     """
-    with closing(turns):  # however it ends, and whoever still holds the loop: a journal lets go of its run
+    with closing(turns):  # even if the caller still refers to the loop, so that a journal releases its run
         state = advance(turns, None)
         while isinstance(state, Prompt):
             pending = PendingCall(state, prompts)
@@ -265,7 +265,7 @@ async def adrive(
 
 
 def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Generator[tuple[int, Step | Reading]]:
-    """Run many loops side by side, at most `size` at a time, their prompts answered together.
+    """Run many loops side by side, at most `size` at a time, and answer their prompts together.
 
     Yields (number of the loop, step or reading) as they come. A loop that fails leaves the others untouched.
     """

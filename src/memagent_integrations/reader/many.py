@@ -128,7 +128,7 @@ def read_jobs(
     cancelled = cancelled or threading.Event()
     sources = _shared_chunks(jobs, setup)
     loops = [
-        start(question, setup.checked(question, source), document)
+        start(question, setup.checked_chunks(question, source), document)
         for (question, document), source in zip(jobs, sources, strict=True)
     ]
     read = _read_in_batches if setup.backend.batch_size > 1 else _read_in_threads
@@ -148,9 +148,9 @@ async def aread_jobs(setup: Setup, start: Start, jobs: Sequence[Job], progress: 
     async def read(number: int) -> Reading:
         question, document = jobs[number]
         async with free:
-            fetched = setup.fetched(question, document)
-            turns = start(question, fetched or setup.checked(question, sources[number]), document)
-            return await afinish(adrive(turns, setup.acomplete, chunks=fetched), _of_job(number, progress))
+            async_chunks = setup.async_chunks(question, document)
+            turns = start(question, async_chunks or setup.checked_chunks(question, sources[number]), document)
+            return await afinish(adrive(turns, setup.acomplete, chunks=async_chunks), _of_job(number, progress))
 
     tasks = [asyncio.create_task(read(number)) for number in range(len(jobs))]
     try:

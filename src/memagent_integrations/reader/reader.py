@@ -50,7 +50,7 @@ class Reader:
         overlap_tokens: tokens that a chunk repeats of the one before, 0 by default.
         window: the model's context window; default: what the backend says, else 8,192.
         journal: a `Journal`, or the file of one, in which every step is recorded. What is recorded is not read again:
-            an interrupted reading goes on, a complete one costs nothing.
+            an interrupted reading is continued, a complete one costs nothing.
         limits: how long to wait for a slow model, and how often to retry a failing one.
         backend_options: more arguments of the backend that `model` names (`base_url`, `temperature`, ...).
 
@@ -91,7 +91,7 @@ class Reader:
         )
         self._has_policy = names_policy(model)
         self.journal = journal if isinstance(journal, Journal | None) else Journal(journal)
-        self._own_journal = self.journal if self.journal is not journal else None
+        self._opened_journal = self.journal if self.journal is not journal else None
 
     @classmethod
     def from_run(
@@ -103,34 +103,34 @@ class Reader:
         limits: Limits | None = None,
         backend_options: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Return a reader with the model, prompts and budgets that a run was begun with.
+        """Return a reader with the model, prompts and budgets of a run.
 
-        `read(question, document, run=run)` goes on with the run. `backend_options` come before what the journal knows
-        of the backend (address, temperature, adapter, tokenizer).
+        `read(question, document, run=run)` continues the run. `backend_options` override what the journal records of
+        the backend (address, temperature, adapter, tokenizer).
 
         Raises:
             UsageError: there is no such run, or its model was not given by a name.
         """
-        records = journal if isinstance(journal, Journal) else Journal(journal)
-        begun = records.settings(run)
-        model = begun["model"]
+        opened = journal if isinstance(journal, Journal) else Journal(journal)
+        settings = opened.settings(run)
+        model = settings["model"]
         if model not in embedded.EMBEDDED and model.partition(":")[0] not in KINDS:
             raise UsageError(
                 f"the run {run} was begun with {model}, a model that was made in Python; go on there: "
                 f"give a Reader with that model the journal, and read with run={run!r}"
             )
-        options = drop_none(**begun["backend"])
+        options = drop_none(**settings["backend"])
         options.pop("extra_body", None)  # the journal has only a digest of it
         reader = cls(
             model,
-            prompts=records.prompts(run),
+            prompts=opened.prompts(run),
             window=window,
-            journal=records,
+            journal=opened,
             limits=limits,
             backend_options=options | dict(backend_options or {}),
-            **begun["budgets"],
+            **settings["budgets"],
         )
-        reader._own_journal = records if records is not journal else None
+        reader._opened_journal = opened if opened is not journal else None
         return reader
 
     @property
@@ -158,8 +158,8 @@ class Reader:
     ) -> Reading:
         """Read a document (see `documents.pieces` for what may be one) and answer the question.
 
-        `progress` is called with each step when it is done. `run` names the reading in the journal: it goes on with
-        the run of that name, or begins it. By default the name follows from the question, the settings and the
+        `progress` is called with each step when it is done. `run` names the reading in the journal: the run of
+        that name is continued, or begun. By default the name follows from the question, the settings and the
         document's beginning.
 
         Raises:
@@ -212,13 +212,13 @@ class Reader:
     ) -> Reading:
         """Read a document, or one `Chunk`, for a question that is not answered yet: the reading's `answer` is empty.
 
-        With `answer` this is `read` in parts, for whoever keeps the memory: a graph, a workflow, a conversation. It
-        is not recorded in the journal, and `Limits.run_timeout` bounds each part.
+        Together with `answer` this is `read` in parts, for callers that keep the memory: a graph, a workflow, a
+        conversation. It is not recorded in the journal, and `Limits.run_timeout` bounds each part.
 
         Args:
             question: what the memory is for.
             document: what to read.
-            memory: the memory to go on from.
+            memory: the memory to start from.
             first: the number of the first step.
             strict: whether a reply that holds no memory is an error, for a text that is thrown away afterwards; else
                 it is a step that keeps the old memory, as is one that the server's filter withheld.
@@ -243,9 +243,9 @@ class Reader:
     ) -> Reading:
         """`memorize`, async; the document may be an async iterator, and `progress` a coroutine function."""
         part = {"memory": await asyncio.to_thread(self.checked_memory, memory), "first": first, "strict": strict}
-        fetched = self._setup.fetched(question, document)
-        turns = self._part(question, fetched or self._checked_chunks(question, document), **part)
-        return _raise_for_error(await afinish(adrive(turns, self._setup.acomplete, chunks=fetched), progress))
+        async_chunks = self._setup.async_chunks(question, document)
+        turns = self._part(question, async_chunks or self._checked_chunks(question, document), **part)
+        return _raise_for_error(await afinish(adrive(turns, self._setup.acomplete, chunks=async_chunks), progress))
 
     def answer(self, question: str, memory: str, *, first: int = 0) -> Reading:
         """Answer a question from a memory alone; `first` is the number of the step.
@@ -304,7 +304,7 @@ class Reader:
         return self._setup.count(text)
 
     def checked_memory(self, memory: str) -> str:
-        """Return the memory if it keeps to its budget: the model's own does, one that somebody wrote may not.
+        """Return the memory, after checking that it is within its budget: one that the model did not write may not be.
 
         Raises:
             UsageError: it is longer, or not text.
@@ -347,7 +347,7 @@ class Reader:
         if layout:
             prompts = PromptSet.default(layout=layout)
         reader = copy(self)
-        reader._own_journal = None
+        reader._opened_journal = None
         reader._setup = replace(
             self._setup,
             budgets=replace(self.budgets, **drop_none(**budgets)),
@@ -358,14 +358,14 @@ class Reader:
     def close(self) -> None:
         """Close the backend, and the journal if it was given as a file."""
         self.backend.close()
-        if self._own_journal:
-            self._own_journal.close()
+        if self._opened_journal:
+            self._opened_journal.close()
 
     async def aclose(self) -> None:
         """`close`, async."""
         await self.backend.aclose()
-        if self._own_journal:
-            await asyncio.to_thread(self._own_journal.close)
+        if self._opened_journal:
+            await asyncio.to_thread(self._opened_journal.close)
 
     def __enter__(self) -> Self:
         return self
@@ -383,7 +383,7 @@ class Reader:
         return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
 
     def _checked_chunks(self, question: str, document: Any) -> Iterator[Chunk]:
-        return self._setup.checked(question, self.chunks(document))
+        return self._setup.checked_chunks(question, self.chunks(document))
 
     def _turns(self, question: str, source: Iterable[Chunk], document: Any, run: str | None = None) -> Turns:
         """Return the loop of a whole reading, which the journal records."""
@@ -405,9 +405,9 @@ class Reader:
     def _adrive(
         self, question: str, document: Any, call: AsyncCall, run: str | None, prompts: PromptSet | None = None
     ) -> AsyncGenerator[Event]:
-        fetched = self._setup.fetched(question, document)
-        source = fetched or self._checked_chunks(question, document)
-        return adrive(self._turns(question, source, document, run), call, prompts, fetched)
+        async_chunks = self._setup.async_chunks(question, document)
+        source = async_chunks or self._checked_chunks(question, document)
+        return adrive(self._turns(question, source, document, run), call, prompts, async_chunks)
 
 
 def _raise_for_error(reading: Reading) -> Reading:

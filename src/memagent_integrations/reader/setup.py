@@ -40,7 +40,7 @@ class Setup:
     window: int | None = None
 
     def resolve_window(self) -> int:
-        """Return the window that holds: the one that was set, else the backend's own (a call, perhaps), else 8,192."""
+        """Return the window to keep to: the one that was set, else the backend's (perhaps by a call), else 8,192."""
         return self.window or self.calls.query(self.backend, lambda: self.backend.window) or _DEFAULT_WINDOW
 
     def count(self, text: str) -> int:
@@ -82,7 +82,7 @@ class Setup:
         )
 
     def checked_memory(self, memory: str) -> str:
-        """Return the memory if it keeps to its budget: the model's own does, one that somebody wrote may not.
+        """Return the memory, after checking that it is within its budget: one that the model did not write may not be.
 
         Raises:
             UsageError: it is longer, or not text.
@@ -104,16 +104,16 @@ class Setup:
         source = iter((self._checked_chunk(document),)) if isinstance(document, Chunk) else self._cut(document)
         return (chunk for chunk in source if not chunk.text.isspace())
 
-    def checked(self, question: str, source: Iterable[Chunk]) -> Iterator[Chunk]:
+    def checked_chunks(self, question: str, source: Iterable[Chunk]) -> Iterator[Chunk]:
         """Yield the chunks once the question is checked: the loop meets a bad question as it meets a bad document."""
         self.check(question)
         yield from source
 
-    def fetched(self, question: str, document: Any) -> AsyncChunks | None:
+    def async_chunks(self, question: str, document: Any) -> AsyncChunks | None:
         """Return the chunks of an async document, for the loop; None if the document is not async."""
-        return AsyncChunks(self._achecked(question, document)) if is_async(document) else None
+        return AsyncChunks(self._achecked_chunks(question, document)) if is_async(document) else None
 
-    async def _achecked(self, question: str, document: Any) -> AsyncGenerator[Chunk]:
+    async def _achecked_chunks(self, question: str, document: Any) -> AsyncGenerator[Chunk]:
         async with aclosing(achunks(apieces(document), self._chunker())) as source:
             await asyncio.to_thread(self.check, question)
             async for chunk in source:
@@ -189,7 +189,7 @@ class Setup:
         return self.prompts.update.count("{section}")
 
     def _prompt_tokens(self, phase: Phase, question: int, section: int) -> int:
-        """Return the most tokens that a prompt of this phase has, for a question and a section of so many tokens."""
+        """Return the most tokens that a prompt of this phase has, given the tokens of question and section."""
         size = self.prompts.size(
             phase, self._count_template, question=question, memory=self.budgets.memory_tokens, section=section
         )

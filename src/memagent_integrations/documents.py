@@ -281,7 +281,7 @@ def _in_document_order(items: Iterable[Any]) -> Iterable[Any]:
     return sorted(items, key=rank_and_start)
 
 
-def node_place(node: Any) -> tuple[str, int]:
+def node_position(node: Any) -> tuple[str, int]:
     """Return where a LlamaIndex node's text begins: the id of its document, and the number of the first character.
 
     A node that does not know its position counts as a document of its own.
@@ -304,7 +304,7 @@ def _from_object(item: Any, number: int) -> Piece:
         text, start = item.page_content, metadata.get("start_index")
         name = name if page is None else f"{name}#page={page}"
     else:
-        text, (name, start) = item.get_content(), node_place(item)
+        text, (name, start) = item.get_content(), node_position(item)
         name = name or f"document-{number}"
     if not isinstance(text, str):
         raise UsageError(f"the content of {name} is {type(text).__name__}, not text")

@@ -35,7 +35,7 @@ CORE: dict[str, set[str] | None] = {
     "calls": {"Limits"},
     "checks": None,
     "conversation": None,
-    "documents": {"is_async", "is_one_shot", "loaded", "node_place"},
+    "documents": {"is_async", "is_one_shot", "loaded", "node_position"},
     "errors": None,
     "journal": {"Journal"},
     "prompts": {"PromptSet"},

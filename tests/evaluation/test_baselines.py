@@ -26,7 +26,7 @@ from memagent_integrations.calls import Calls, Limits
 from memagent_integrations.chunking import Chunker
 from memagent_integrations.evaluation.baselines import NAMES, Contestant, Outcome, make
 from memagent_integrations.evaluation.baselines.base import Model
-from memagent_integrations.evaluation.baselines.bm25 import Passages, excerpts, nearest, words
+from memagent_integrations.evaluation.baselines.bm25 import Passages, excerpts, best_extents, words
 from memagent_integrations.evaluation.baselines.cut import MARK, ends
 from memagent_integrations.evaluation.baselines.langchain import ChatModel
 from memagent_integrations.evaluation.baselines.llama_index import LLM
@@ -356,9 +356,9 @@ def test_the_scores_are_those_of_an_index_over_all_words() -> None:
     full.index([words(text[start:end]) for start, end in every], show_progress=False)
     scores = full.get_scores([word for word in words(question) if word in full.vocab_dict])
     best = sorted(range(len(every)), key=lambda number: (-scores[number], number))[:7]
-    assert nearest(question, passages, 7) == [every[number] for number in sorted(best)]
+    assert best_extents(question, passages, 7) == [every[number] for number in sorted(best)]
     stop_words = "Was it?"
-    assert nearest(stop_words, Passages(stop_words, [text], Chunker(count, 100)), 2) == every[:2]
+    assert best_extents(stop_words, Passages(stop_words, [text], Chunker(count, 100)), 2) == every[:2]
     for step in (1, 50, 10**6):
         pieces = (text[place : place + step] for place in range(0, len(text), step))
         some = every[2:5] + every[9:11]

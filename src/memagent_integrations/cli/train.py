@@ -171,7 +171,7 @@ def learn(
         for line in trainer.train():
             on_step(_metrics_line(line))
         if is_main:
-            training.recipe.finished(trainer, recipe)
+            training.recipe.save_best(trainer, recipe)
             policy = output / "policy"
             typer.echo(f"{policy}: a policy; read with it: --model policy:{policy}")
         trainer.accelerator.end_training()

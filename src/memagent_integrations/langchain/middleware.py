@@ -50,8 +50,8 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
     in non-European languages.
 
     The memory is the key "memory" of the agent's state: a checkpointer keeps it, and
-    `agent.update_state(config, {"memory": ...})` edits it. `question` says what the memory is for, `shown` is its
-    template in the system prompt.
+    `agent.update_state(config, {"memory": ...})` edits it. `question` says what the memory is for, and
+    `memory_template` shows it in the system prompt.
 
     If the reader fails, or its model writes no memory, messages and memory stay as they are. The error is raised,
     and the next turn tries again; with `on_failure="later"` the turn goes on with all messages after an error of
@@ -73,7 +73,7 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         keep_tokens: int | None = None,
         token_counter: Callable[[Sequence[BaseMessage]], int] = count_tokens_approximately,
         question: str = QUESTION,
-        shown: str = MEMORY_TEMPLATE,
+        memory_template: str = MEMORY_TEMPLATE,
         on_failure: Literal["raise", "later"] = "raise",
     ) -> None:
         super().__init__()
@@ -88,14 +88,14 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
             raise UsageError("the question is empty")
         if not callable(token_counter):
             raise UsageError("token_counter has to be a function that counts the tokens of messages")
-        if not isinstance(shown, str) or "{memory}" not in shown:
-            raise UsageError("shown has to have {memory}, where the memory stands")
+        if not isinstance(memory_template, str) or "{memory}" not in memory_template:
+            raise UsageError("memory_template has to have {memory}, where the memory stands")
         if on_failure not in ("raise", "later"):
             raise UsageError(f"on_failure has to be 'raise' or 'later', not {on_failure!r}")
         self.reader = reader
         self.budget_tokens, self.keep_tokens = budget_tokens, keep_tokens or budget_tokens // 2
         self.token_counter = token_counter
-        self.question, self.shown, self.on_failure = question, shown, on_failure
+        self.question, self.memory_template, self.on_failure = question, memory_template, on_failure
 
     def before_model(self, state: MemoryState, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Fold the oldest messages into the memory if there are too many."""
@@ -163,7 +163,7 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         memory = request.state.get("memory")
         if not memory:
             return request
-        text = render_memory(self.shown, str(memory))
+        text = render_memory(self.memory_template, str(memory))
         if request.system_message is None:
             return request.override(system_message=SystemMessage(text))
         content = request.system_message.content

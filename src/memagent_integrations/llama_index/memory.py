@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr
 
 from memagent_integrations.conversation import QUESTION, transcript
 from memagent_integrations.errors import BackendError, UsageError
-from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, one_of, reader_over
+from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, chosen_model, reader_over
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Step
 from memagent_integrations.sanitize import harmless
@@ -82,7 +82,7 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
             raise UsageError("the question is empty")
         fields: dict[str, Any] = {"question": question, "name": name, "description": description, "priority": priority}
         fields |= {"accept_short_term_memory": accept_short_term_memory, "memory": memory, "pending": pending}
-        fields["reader"] = reader_over(one_of(llm, model), tokenizer, **settings)
+        fields["reader"] = reader_over(chosen_model(llm, model), tokenizer, **settings)
         super().__init__(**fields)
 
     async def afold(self) -> None:

@@ -14,7 +14,7 @@ from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.schema import BaseNode, NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 from llama_index_instrumentation import get_dispatcher
 
-from memagent_integrations.documents import loaded, node_place
+from memagent_integrations.documents import loaded, node_position
 from memagent_integrations.records import NO_USAGE, Event, Reading, Source, Step
 
 dispatcher = get_dispatcher(__name__)
@@ -131,7 +131,7 @@ class ResponseRecord:
     def _collect(self, item: Any) -> Any:
         node = item.node if isinstance(item, NodeWithScore) else item
         if isinstance(node, BaseNode):
-            text, (document_id, start) = node.get_content(), node_place(node)
+            text, (document_id, start) = node.get_content(), node_position(node)
             end = start + len(text)
             kept = TextNode(
                 id_=node.node_id,

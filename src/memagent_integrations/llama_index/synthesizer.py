@@ -100,7 +100,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
         **settings: Unpack[ReaderSettings],
     ) -> None:
         # super().__init__() is not called: it would set the callback manager of the caller's LLM, and make Settings.llm
-        chosen = one_of(llm, model)
+        chosen = chosen_model(llm, model)
         if streaming:
             _check_streams(chosen)
         self._streaming, self._include_text = streaming, include_text
@@ -257,7 +257,7 @@ async def _achain(first: str, texts: AsyncGenerator[str]) -> AsyncGenerator[str,
             yield text
 
 
-def one_of(llm: Model, model: Model) -> Model:
+def chosen_model(llm: Model, model: Model) -> Model:
     """Return the model that was passed, under either name."""
     if llm is not None and model is not None:
         raise UsageError("llm and model mean the same; pass one of them")

@@ -24,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.llama_index.record import ResponseRecord
-from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, one_of, reader_over
+from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, chosen_model, reader_over
 from memagent_integrations.reader.position import Position
 from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage
 from memagent_integrations.tokens import Counter
@@ -175,7 +175,7 @@ class MemAgentWorkflow(Workflow):
                 "run_timeout bounds a reading in one call; "
                 "bound a workflow with its timeout, and a call with call_timeout"
             )
-        self.reader = reader_over(one_of(llm, model), tokenizer, **settings)
+        self.reader = reader_over(chosen_model(llm, model), tokenizer, **settings)
         self._load, self._ask_every = load, ask_every
         self._runs: WeakKeyDictionary[object, _Run] = WeakKeyDictionary()  # by the stores of their contexts
         super().__init__(timeout=timeout, verbose=verbose, num_concurrent_runs=num_concurrent_runs)

@@ -8,7 +8,7 @@ import torch
 
 from memagent_integrations.training.advantages import advantages, informative
 from memagent_integrations.training.metrics import Sums
-from memagent_integrations.training.rollouts import Rollout, too_long
+from memagent_integrations.training.rollouts import Rollout, overlong_penalty
 from memagent_integrations.training.settings import Settings
 
 
@@ -18,7 +18,7 @@ def compared(rollouts: Sequence[Rollout], settings: Settings, sums: Sums) -> tup
     With dynamic sampling the rollouts of groups whose rewards are all equal are left out.
     """
     scored = torch.tensor([rollout.reward for rollout in rollouts])
-    penalties = [too_long(rollout, settings.overlong) if settings.overlong else 0.0 for rollout in rollouts]
+    penalties = [overlong_penalty(rollout, settings.overlong) if settings.overlong else 0.0 for rollout in rollouts]
     rewards = torch.tensor([rollout.reward + penalty for rollout, penalty in zip(rollouts, penalties, strict=True)])
     groups = torch.tensor([rollout.group for rollout in rollouts])
     differ = informative(rewards, groups)

@@ -307,7 +307,7 @@ class Recipe:
         return {name.replace("_", " "): getattr(self.training, name) for name in names}
 
 
-def finished(trainer: Trainer, recipe: Recipe) -> Policy:
+def save_best(trainer: Trainer, recipe: Recipe) -> Policy:
     """Write the best policy of a training (the last one, if nothing was evaluated) into `policy` in its folder.
 
     Raises:

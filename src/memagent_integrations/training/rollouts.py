@@ -99,7 +99,7 @@ def _in_form(reading: Reading) -> bool:
     return bool(reading.steps) and last_boxed(reading.steps[-1].reply.text) is not None
 
 
-def too_long(rollout: Rollout, buffer: int) -> float:
+def overlong_penalty(rollout: Rollout, buffer: int) -> float:
     """Return the over-long penalty of a rollout, from -1 to 0: the mean of `overlong` over its conversations."""
     steps, budgets = rollout.reading.steps, rollout.reading.budgets
     lengths = torch.tensor([float(step.reply.usage.completion_tokens or 0) for step in steps])

@@ -57,7 +57,7 @@ class BM25(Baseline):
                 f"the window of {model.window} leaves room for {max(room, 0)} tokens of text"
             )
         passages = Passages(sample.question, sample.document(), Chunker(model.count, size))
-        extents = nearest(sample.question, passages, self.k)
+        extents = best_extents(sample.question, passages, self.k)
         texts = [text.strip() for text in excerpts(sample.document(), extents)]
         answer = model.ask(plain(sample.question, _SEPARATOR.join(texts)))
         return Answer(text=answer, details={"passage_tokens": size, "passages": [list(extent) for extent in extents]})
@@ -108,7 +108,7 @@ def words(text: str) -> list[str]:
     return list(tokenized)
 
 
-def nearest(question: str, passages: Passages, k: int) -> list[Extent]:
+def best_extents(question: str, passages: Passages, k: int) -> list[Extent]:
     """Return the extents of the k highest-ranked passages, in document order. The earlier passage wins a tie.
 
     Raises:

@@ -45,11 +45,11 @@ _HEADERS = {
 
 
 class Server:
-    """Serves a journal at `url`, which holds the token, while `run` runs.
+    """A server that shows a journal at `url`, which contains the access token, while `run` runs.
 
     Args:
         journal: whose runs are shown.
-        resume: makes the reader that goes on with a run.
+        resume: makes the reader that continues a run.
         port: on 127.0.0.1; 0 is any free one.
 
     Raises:
@@ -90,59 +90,67 @@ class Server:
 
 def application(journal: Journal, readings: BackgroundReadings, *, token: str, port: int) -> Starlette:
     """Return the application: `/` is the page, and below `/api/` is its data as JSON."""
-
-    def run_data(run: Run) -> dict[str, Any]:
-        reading_here = readings.reads(run.name)
-        state = "starting" if reading_here and not (run.active or run.finished) else run.state
-        failure = None if reading_here or run.finished or run.active else readings.failure(run.name)
-        return asdict(run) | {"created": run.created.isoformat(), "state": state, "failure": failure}
-
-    def page(request: Request) -> Response:
-        return HTMLResponse(_page(), headers=_HEADERS)
-
-    def runs(request: Request) -> Response:
-        return _json([run_data(run) for run in journal.runs()])
-
-    def run(request: Request) -> Response:
-        """Return a run and the steps of its reading after the first `have`; with all else once the run is finished."""
-        name, have = request.query_params.get("name", ""), request.query_params.get("have", "0")
-        if not have.isdecimal() or len(have) > 9:
-            raise UsageError("have has to be a number of steps")
-        while True:
-            recorded = journal.run(name)
-            if int(have) and recorded.steps == int(have):
-                return _json({"run": run_data(recorded), "reading": None})
-            start = 0 if recorded.finished else int(have)
-            reading = journal.reading(name, start=start)
-            if start + len(reading.steps) == recorded.steps:  # else a step came between the two queries
-                news = data(reading, start=int(have) - start)
-                if not recorded.finished:
-                    news["sentences"] = []
-                return _json({"run": run_data(recorded), "reading": news})
-
-    async def pause(request: Request) -> Response:
-        body = await _body(request, name=str)
-        return await _apply(lambda: journal.pause(body["name"]))
-
-    async def resume(request: Request) -> Response:
-        body = await _body(request, name=str)
-        return await _apply(lambda: readings.start(body["name"]))
-
-    async def branch(request: Request) -> Response:
-        body = await _body(request, name=str, step=int, memory=(str, type(None)))
-        return await _apply(lambda: journal.edit(body["name"], body["step"], memory=body["memory"]))
-
-    changes = {"pause": pause, "resume": resume, "branch": branch}
+    api = _Api(journal, readings)
+    changes = {"pause": api.pause, "resume": api.resume, "branch": api.branch}
     return Starlette(
         routes=[
-            Route("/", page),
-            Route("/api/runs", runs),
-            Route("/api/run", run),
+            Route("/", _show_page),
+            Route("/api/runs", api.runs),
+            Route("/api/run", api.run),
             *(Route(f"/api/{name}", change, methods=["POST"]) for name, change in changes.items()),
         ],
         middleware=[Middleware(_Guard, token=token, port=port)],
         exception_handlers={MemAgentError: _refuse, HTTPException: _refuse},
     )
+
+
+class _Api:
+    """The requests for data and for changes of the journal."""
+
+    def __init__(self, journal: Journal, readings: BackgroundReadings) -> None:
+        self._journal, self._readings = journal, readings
+
+    def runs(self, request: Request) -> Response:
+        """Return all runs."""
+        return _json([self._run_data(run) for run in self._journal.runs()])
+
+    def run(self, request: Request) -> Response:
+        """Return a run and the steps of its reading after the first `have`; with all else once the run is finished."""
+        name, have = request.query_params.get("name", ""), request.query_params.get("have", "0")
+        if not have.isdecimal() or len(have) > 9:
+            raise UsageError("have has to be a number of steps")
+        while True:
+            run = self._journal.run(name)
+            if int(have) and run.steps == int(have):
+                return _json({"run": self._run_data(run), "reading": None})
+            start = 0 if run.finished else int(have)
+            reading = self._journal.reading(name, start=start)
+            if start + len(reading.steps) == run.steps:  # else a step came between the two queries
+                news = data(reading, start=int(have) - start)
+                if not run.finished:
+                    news["sentences"] = []
+                return _json({"run": self._run_data(run), "reading": news})
+
+    async def pause(self, request: Request) -> Response:
+        """Pause a run."""
+        body = await _body(request, name=str)
+        return await _apply(lambda: self._journal.pause(body["name"]))
+
+    async def resume(self, request: Request) -> Response:
+        """Continue a run in this process."""
+        body = await _body(request, name=str)
+        return await _apply(lambda: self._readings.start(body["name"]))
+
+    async def branch(self, request: Request) -> Response:
+        """Make a branch of a run, and return its name."""
+        body = await _body(request, name=str, step=int, memory=(str, type(None)))
+        return await _apply(lambda: self._journal.edit(body["name"], body["step"], memory=body["memory"]))
+
+    def _run_data(self, run: Run) -> dict[str, Any]:
+        reading_here = self._readings.reads(run.name)
+        state = "starting" if reading_here and not (run.active or run.finished) else run.state
+        failure = None if reading_here or run.finished or run.active else self._readings.failure(run.name)
+        return asdict(run) | {"created": run.created.isoformat(), "state": state, "failure": failure}
 
 
 class _Guard:
@@ -204,6 +212,10 @@ async def _refuse(request: Request, error: Exception) -> Response:
 def _json(value: Any, status: int = 200) -> Response:
     text = json.dumps(value)  # ASCII: a model's text may hold lone surrogates, which UTF-8 cannot encode
     return Response(text, status, headers=_HEADERS, media_type="application/json")
+
+
+def _show_page(request: Request) -> Response:
+    return HTMLResponse(_page(), headers=_HEADERS)
 
 
 @cache

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +17,10 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from memagent_integrations.errors import MemAgentError, UsageError
+
+_NOT_REPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+_DESCRIPTOR = re.compile(r"/dev/(?:std(?:in|out|err)|fd/\d+)|/proc/.*")
+"""Names of open files: their readers and writers would not see a file that is put in their place."""
 
 
 @contextmanager
@@ -53,31 +60,50 @@ def read_bytes(path: str | Path) -> bytes:
 def write(path: str | Path, content: str | bytes) -> None:
     """Replace the content of a file, all at once: after a crash it is the old one or the new one, never a part.
 
-    Text is written as UTF-8. A link is followed; a pipe or a device such as `/dev/stdout` is written to directly.
+    Text is written as UTF-8. Links are followed, and the file keeps its permissions and, where that is allowed, its
+    owner. Written to directly, and so not all at once, are pipes and devices such as `/dev/stdout`, and files that
+    cannot be replaced: in a folder that is read-only, or mounted into a container.
 
     Raises:
         UsageError: the file cannot be written.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
     with accessing("write", path):
-        target = Path(path)
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
-            return
-        target = target.resolve()
-        temporary = target.with_name(f".{target.name[:40]}.{token_hex(6)}")
         try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            if target.exists():
+            status = Path(path).stat()
+        except FileNotFoundError:
+            status = None
+        if status and (not stat.S_ISREG(status.st_mode) or _DESCRIPTOR.fullmatch(str(Path(path).absolute()))):
+            Path(path).write_bytes(data)
+            return
+        target = Path(path).resolve()
+        try:
+            _replace(target, status, data)
+        except OSError as error:
+            if not status or error.errno not in _NOT_REPLACEABLE:
+                raise
+            target.write_bytes(data)
+
+
+def _replace(target: Path, status: os.stat_result | None, data: bytes) -> None:
+    """Write a file beside `target`, like it in owner and permissions if `target` exists, and put it in its place."""
+    if status:
+        target.open("ab").close()  # raises for a write-protected file, which could be replaced all the same
+    temporary = target.with_name(f".{target.name[:40]}.{token_hex(6)}")
+    try:
+        with temporary.open("xb") as file:
+            if status:
+                with suppress(OSError, AttributeError):  # Windows has no chown
+                    os.chown(temporary, status.st_uid, status.st_gid)
                 copymode(target, temporary)
-            temporary.replace(target)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def run(
     """Ask every reader the same questions of the same documents.
 
     Each answer is written with its score, its calls and its whole reading.
-    A run that was interrupted goes on with the same command.
+    A run that was interrupted continues with the same command.
     """
     source, names = Data(data), list(dict.fromkeys(reader or ["memagent"]))
     jobs = harness.jobs([_task(name, source, length) for name in dict.fromkeys(task)], names, samples)

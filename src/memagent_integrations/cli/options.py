@@ -20,7 +20,9 @@ MemoryTokens = Annotated[
 ]
 OutputTokens = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Most tokens that a call may write.", show_default=False),
+    typer.Option(
+        metavar="N", help="Most tokens the model may write in one call, thinking included.", show_default=False
+    ),
 ]
 Window = Annotated[
     int | None, typer.Option(metavar="N", help="The model's context window, in tokens.", show_default=False)

@@ -38,12 +38,12 @@ class Notify(Protocol):
 
 
 @contextmanager
-def counted(what: str, total: int | None, begun: int = 0, *, quiet: bool = False) -> Iterator[Notify]:
-    """Yield a function that shows, after each item of `total`, how far the work is."""
+def counted(what: str, total: int | None, done: int = 0, *, quiet: bool = False) -> Iterator[Notify]:
+    """Yield a function that shows the progress after each item of `total`; `done` items are done already."""
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total, completed=begun)
+        task = bar.add_task(what, total=total, completed=done)
 
         def notify(description: str, line: str, completed: int | None = None) -> None:
             if completed is None:
@@ -166,7 +166,7 @@ class PullProgress(_Display):
             console.out(f"fetching {name}", highlight=False)
 
     def __call__(self, received: int, total: int | None) -> None:
-        """Show that `received` bytes of `total` are here."""
+        """Show that `received` bytes of `total` have arrived."""
         self._bar.update(self._task, completed=received, total=total)
 
 

@@ -42,12 +42,6 @@ _Question = Annotated[str, typer.Option("--question", "-q", help="What to answer
 _Model = Annotated[
     str, typer.Option(help="smollm2, openai:NAME, llamacpp:FILE.gguf, transformers:NAME, vllm:NAME or policy:DIR.")
 ]
-_OutputTokens = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Most tokens the model may write in one call, thinking included.", show_default=False
-    ),
-]
 _QuestionTokens = Annotated[
     int | None, typer.Option(metavar="N", help="Most tokens of the question [1024].", show_default=False)
 ]
@@ -102,7 +96,7 @@ def read(
     model: _Model = "smollm2",
     chunk_tokens: options.ChunkTokens = None,
     memory_tokens: options.MemoryTokens = None,
-    output_tokens: _OutputTokens = None,
+    output_tokens: options.OutputTokens = None,
     question_tokens: _QuestionTokens = None,
     overlap_tokens: _OverlapTokens = None,
     window: options.Window = None,
@@ -124,7 +118,7 @@ def read(
 ) -> None:
     """Read FILE... for a question and write the answer to standard output."""
     output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
-    _check(files, output, plan=plan, journal=journal)
+    _check(files, output, plan=plan, journal_file=journal)
     if run is not None and not journal:
         raise UsageError("--run names a reading in a journal; give --journal too")
     make_reader = partial(
@@ -149,7 +143,7 @@ def read(
 
 
 def resume(
-    journal: options.JournalFile,
+    journal_file: options.JournalFile,
     run: options.RunName,
     files: _OptionalFiles = None,
     window: options.Window = None,
@@ -167,26 +161,26 @@ def resume(
     Question, model, prompts and budgets are those of the run.
     """
     output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
-    with open_journal(journal) as records:
-        begun = records.run(run)
-        files = files or list(begun.files)
+    with open_journal(journal_file) as journal:
+        recorded = journal.run(run)
+        files = files or list(recorded.files)
         if not files:
             raise UsageError(
                 f"the run {run} read no files, or the journal does not know which; "
                 f"name what it is to read on: memagent runs resume {run} FILE..."
             )
-        _check(files, output, plan=False, journal=journal)
+        _check(files, output, plan=False, journal_file=journal_file)
         make_reader = partial(
             Reader.from_run,
-            records,
+            journal,
             run,
             limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
             backend_options=drop_none(window=window, base_url=base_url),
         )
-        _answer(make_reader, begun.model, begun.question, files, run, output)
+        _answer(make_reader, recorded.model, recorded.question, files, run, output)
 
 
-def _check(files: Sequence[str], output: Output, *, plan: bool, journal: Path | None) -> None:
+def _check(files: Sequence[str], output: Output, *, plan: bool, journal_file: Path | None) -> None:
     """Raise a UsageError for what is wrong with the call, before a model is loaded."""
     trace = output.trace
     if output.stream and output.as_json:
@@ -201,7 +195,7 @@ def _check(files: Sequence[str], output: Output, *, plan: bool, journal: Path | 
         raise UsageError("standard input is closed")
     if trace and (trace.is_dir() or not os.access(trace.parent, os.W_OK)):
         raise UsageError(f"cannot write {trace}")
-    if trace and journal and (trace == journal or is_part_of(trace, journal)):
+    if trace and journal_file and (trace == journal_file or is_part_of(trace, journal_file)):
         raise UsageError(f"the trace would overwrite the journal: {trace}")
     if trace and trace.exists() and any(os.path.samestat(trace.stat(), _stat(file)) for file in files):
         raise UsageError(f"the trace would overwrite a document: {trace} is among the files to read")
@@ -212,7 +206,7 @@ def _stat(file: str) -> os.stat_result:
 
 
 def _fetch(model: str, *, quiet: bool) -> None:
-    """Make sure that an embedded model is here; nothing is fetched when the package that runs it is missing."""
+    """Fetch an embedded model if necessary; nothing is fetched when the package that runs it is missing."""
     if model in embedded.EMBEDDED and not find_spec("xllamacpp"):
         raise MissingExtra.extra("xllamacpp", "llamacpp")
     models.fetch(model, quiet=quiet)
@@ -288,7 +282,7 @@ def _stream(
     events: Iterator[Step | str | Reading], progress: ReadingProgress, on_step: Callable[[Step], None]
 ) -> Reading:
     """Write the answer piece by piece as it comes, and return the reading."""
-    begun = False
+    answering = False
     for event in events:
         if isinstance(event, Reading):
             typer.echo()
@@ -296,9 +290,9 @@ def _stream(
         if isinstance(event, Step):
             on_step(event)
         else:
-            if not begun:
+            if not answering:
                 progress.stop()  # the answer has the terminal from here
-                begun = True
+                answering = True
             typer.echo(event, nl=False)
     raise AssertionError("a stream ends with a reading")
 

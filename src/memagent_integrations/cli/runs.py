@@ -37,32 +37,32 @@ runs_app = typer.Typer(
 )
 
 
-def open_journal(journal: Path, *, readonly: bool = False) -> Journal:
+def open_journal(file: Path, *, readonly: bool = False) -> Journal:
     """Open the journal in a file that has to exist."""
-    if not journal.is_file():
-        raise UsageError(f"there is no journal {journal}")
-    return Journal(journal, readonly=readonly)
+    if not file.is_file():
+        raise UsageError(f"there is no journal {file}")
+    return Journal(file, readonly=readonly)
 
 
-def is_part_of(file: Path, journal: Path) -> bool:
-    """Whether a file is the journal's database or one of its side files, under whatever name."""
-    parts = (journal.with_name(journal.name + suffix) for suffix in ("", "-wal", "-shm"))
+def is_part_of(file: Path, journal_file: Path) -> bool:
+    """Return whether a file is the journal's database or one of its side files, under whatever name."""
+    parts = (journal_file.with_name(journal_file.name + suffix) for suffix in ("", "-wal", "-shm"))
     return file.exists() and any(part.exists() and file.samefile(part) for part in parts)
 
 
 @runs_app.command("list", short_help="List the runs.")
-def list_runs(journal: options.JournalFile) -> None:
+def list_runs(journal_file: options.JournalFile) -> None:
     """List the runs of a journal, oldest first.
 
     On a terminal it is a table, elsewhere a line for each run with tabs between the columns.
     """
     rows = []
-    with open_journal(journal, readonly=True) as records:
-        for run in records.runs():
+    with open_journal(journal_file, readonly=True) as journal:
+        for run in journal.runs():
             branch = f"{run.parent} after {run.parent_step}" if run.parent else ""
             question = printable(" ".join(run.question.split()))
-            begun = f"{run.created:%Y-%m-%d %H:%M}"
-            rows.append((run.name, str(run.steps), run.state, run.model, begun, branch, question))
+            created = f"{run.created:%Y-%m-%d %H:%M}"
+            rows.append((run.name, str(run.steps), run.state, run.model, created, branch, question))
     console = Console(highlight=False)
     if not console.is_terminal:
         for row in (_COLUMNS, *rows):
@@ -75,10 +75,10 @@ def list_runs(journal: options.JournalFile) -> None:
 
 
 @runs_app.command("show", short_help="Show the memory after every step of a run.")
-def show_run(journal: options.JournalFile, run: options.RunName) -> None:
+def show_run(journal_file: options.JournalFile, run: options.RunName) -> None:
     """Show a run: its question, the memory after every step, the answer."""
-    with open_journal(journal, readonly=True) as records:
-        reading = records.reading(run)
+    with open_journal(journal_file, readonly=True) as journal:
+        reading = journal.reading(run)
     typer.echo(printable(f"question: {reading.question}"))
     for step in reading.steps:
         if step.phase == "memory":
@@ -89,12 +89,12 @@ def show_run(journal: options.JournalFile, run: options.RunName) -> None:
 
 
 @runs_app.command("export", short_help="Write a run as JSON.")
-def export_run(journal: options.JournalFile, run: options.RunName, output: _Output = None) -> None:
-    """Write what is recorded of a run as JSON, as `memagent read --json` writes it."""
-    if output and is_part_of(output, journal):
+def export_run(journal_file: options.JournalFile, run: options.RunName, output: _Output = None) -> None:
+    """Write the recorded reading of a run as JSON, as `memagent read --json` does."""
+    if output and is_part_of(output, journal_file):
         raise UsageError(f"the export would overwrite the journal: {output}")
-    with open_journal(journal, readonly=True) as records:
-        reading = records.reading(run)
+    with open_journal(journal_file, readonly=True) as journal:
+        reading = journal.reading(run)
     if output:
         reading.save(output)
     else:
@@ -103,29 +103,29 @@ def export_run(journal: options.JournalFile, run: options.RunName, output: _Outp
 
 @runs_app.command("edit", short_help="Change the memory after a step, in a new branch.")
 def edit_run(
-    journal: options.JournalFile, run: options.RunName, step: _Step, memory: _Memory, branch: _As = None
+    journal_file: options.JournalFile, run: options.RunName, step: _Step, memory: _Memory, branch: _As = None
 ) -> None:
     """Make a branch of a run with another memory after a step, and write the branch's name.
 
-    `memagent runs resume` goes on with it.
+    `memagent runs resume` continues it.
     """
     text = typer.get_text_stream("stdin").read() if memory == "-" else memory
-    with open_journal(journal) as records:
-        typer.echo(records.edit(run, step, memory=text, name=branch))
+    with open_journal(journal_file) as journal:
+        typer.echo(journal.edit(run, step, memory=text, name=branch))
 
 
 @runs_app.command("pause", short_help="Stop a reading after its current step.")
-def pause_run(journal: options.JournalFile, run: options.RunName) -> None:
+def pause_run(journal_file: options.JournalFile, run: options.RunName) -> None:
     """Stop the reading of a run, in whatever process, after its current step.
 
-    `memagent runs resume` goes on with it.
+    `memagent runs resume` continues it.
     """
-    with open_journal(journal) as records:
-        records.pause(run)
+    with open_journal(journal_file) as journal:
+        journal.pause(run)
 
 
 @runs_app.command("delete", short_help="Remove a run.")
-def delete_run(journal: options.JournalFile, run: options.RunName) -> None:
+def delete_run(journal_file: options.JournalFile, run: options.RunName) -> None:
     """Remove a run from the journal; its branches stay."""
-    with open_journal(journal) as records:
-        records.delete(run)
+    with open_journal(journal_file) as journal:
+        journal.delete(run)

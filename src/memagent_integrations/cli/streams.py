@@ -63,7 +63,7 @@ def sigterm_raises() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice; the second must not cut off the saving
         raise Terminated("terminated")
 
-    # any other handler was set on purpose by whoever started this process
+    # any other handler was set on purpose by the program that started this process
     is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield

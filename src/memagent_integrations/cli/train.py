@@ -64,7 +64,7 @@ _RunFolder = Annotated[
 ]
 _Adapter = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="A LoRA adapter to go on from, that of a warm start.", show_default=False),
+    typer.Option(metavar="DIR", help="A LoRA adapter to start from, that of a warm start.", show_default=False),
 ]
 _TrainedFolder = Annotated[
     Path, typer.Argument(metavar="DIR", help="Where `memagent train run` writes.", show_default=False)
@@ -102,7 +102,7 @@ def make_data(
 ) -> None:
     """Write questions of a mixture with their documents to a file, which is then a task of its own ("jsonl:OUT.jsonl").
 
-    A run that was interrupted goes on with the same command; with more rows the file grows.
+    A run that was interrupted continues with the same command; with more rows the file grows.
     """
     mixture, source = Mixture.load(mixture_file), Data(data)
     mixture.tasks(source)  # reports what is wrong with the tasks before a model is loaded
@@ -135,9 +135,9 @@ def make_data(
 def warm_up(
     recipe_file: _RecipeFile, output: _PolicyFolder, data: options.DataDir = None, quiet: options.Quiet = False
 ) -> None:
-    """Show a model constructed readings of the recipe's mixture, and write it as a policy to go on from.
+    """Show a model constructed readings of the recipe's mixture, and write it as a policy to start from.
 
-    A training goes on from it if its recipe names the folder `adapter` in it.
+    A training starts from it if its recipe names the folder `adapter` in it.
     """
     recipe = training.recipe.Recipe.load(recipe_file)
     recipe = replace(recipe, adapter=None, server=None)  # the adapter is made here, and nothing is sampled
@@ -159,7 +159,7 @@ def learn(
 ) -> None:
     """Train by multi-conversation DAPO; when it is done, the policy is in DIR/policy.
 
-    A run that was interrupted goes on with the same command.
+    A run that was interrupted continues with the same command.
     """
     sys.path.insert(0, "")  # a reward function of the user's is imported from the current folder
     recipe = training.recipe.Recipe.load(recipe_file)
@@ -192,10 +192,10 @@ def _metrics_line(metrics: Mapping[str, float]) -> str:
 
 
 @contextmanager
-def _step_progress(what: str, total: int | None, begun: int = 0, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+def _step_progress(what: str, total: int | None, done: int = 0, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows a line after each step of a training."""
-    step = begun
-    with progress.counted(what, total, begun, quiet=quiet) as notify:
+    step = done
+    with progress.counted(what, total, done, quiet=quiet) as notify:
 
         def on_step(line: str) -> None:
             nonlocal step
@@ -206,9 +206,9 @@ def _step_progress(what: str, total: int | None, begun: int = 0, *, quiet: bool)
 
 
 @contextmanager
-def _question_progress(rows: int, begun: sets.State, *, quiet: bool) -> Iterator[sets.OnQuestion]:
+def _question_progress(rows: int, state: sets.State, *, quiet: bool) -> Iterator[sets.OnQuestion]:
     """Yield a function that shows, after each question, how far the set is."""
-    with progress.counted("training set", rows, begun.rows, quiet=quiet) as notify:
+    with progress.counted("training set", rows, state.rows, quiet=quiet) as notify:
 
         def on_question(drawn: Drawn, reason: str | None, state: sets.State) -> None:
             left_out = f"{drawn.task.name}, {sum(state.left_out.values())} left out"

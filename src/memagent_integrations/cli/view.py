@@ -32,18 +32,18 @@ _Journal = Annotated[
 
 
 def serve_journal(
-    journal: options.JournalFile,
+    journal_file: options.JournalFile,
     port: _Port = 0,
     window: options.Window = None,
     base_url: options.BaseUrl = None,
 ) -> None:
     """Write the address of a page that follows the runs of a journal, and serve it until Ctrl-C.
 
-    The page pauses runs, edits their memory and goes on from any step.
+    The page pauses runs, edits their memory and continues them from any step.
     """
     resume = partial(Reader.from_run, backend_options=drop_none(window=window, base_url=base_url))
-    with open_journal(journal) as records:
-        server = serve.Server(records, resume, port=port)
+    with open_journal(journal_file) as journal:
+        server = serve.Server(journal, resume, port=port)
         typer.echo(server.url)
         sys.stdout.flush()
         try:
@@ -54,16 +54,16 @@ def serve_journal(
             return
 
 
-def make_page(trace: _Trace, page: _Page, journal: _Journal = None) -> None:
+def make_page(trace: _Trace, page: _Page, journal_file: _Journal = None) -> None:
     """Write a page that shows every version of the memory.
 
     It shows a reading that --trace saved, or with --journal the run that TRACE.json names.
     """
-    if journal:
-        if is_part_of(page, journal):
+    if journal_file:
+        if is_part_of(page, journal_file):
             raise UsageError(f"the page would overwrite the journal: {page}")
-        with open_journal(journal, readonly=True) as records:
-            reading = records.reading(trace)
+        with open_journal(journal_file, readonly=True) as journal:
+            reading = journal.reading(trace)
     else:
         if page.exists() and Path(trace).exists() and page.samefile(trace):
             raise UsageError(f"the page would overwrite the reading: {page}")

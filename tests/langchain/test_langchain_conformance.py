@@ -191,6 +191,15 @@ async def test_a1_a_retry_of_the_model_repeats_one_call_and_with_a_journal_so_do
         assert len(model.prompts) == calls, "three before the failure, and then all five or those that are missing"
 
 
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+async def test_a1_a_retry_of_the_model_repeats_the_answer_too(how: str) -> None:
+    """It can only where the answer is one call: LangChain's retry leaves streams alone."""
+    model = failing(4)
+    retried = model.with_retry(stop_after_attempt=2, wait_exponential_jitter=False)
+    assert (await call(reader(retried), how)).text == ANSWER
+    assert len(model.prompts) == 6
+
+
 def test_a1_what_the_model_lets_configure_shows() -> None:
     subject = reader(Model().configurable_fields(usage=ConfigurableField(id="tell_usage")))
     assert [spec.id for spec in subject.config_specs] == ["tell_usage"]

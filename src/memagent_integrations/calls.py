@@ -42,7 +42,7 @@ class Limits:
         breaker_threshold: after this many failed calls in a row, over all readings, calls are refused ...
         breaker_cooldown: ... for this many seconds; then one call is let through, and decides.
 
-    A sync call that takes too long goes on in the background, and its reply is discarded; an async call is cancelled.
+    A sync call that takes too long continues in the background, and its reply is discarded; an async call is cancelled.
 
     Raises:
         UsageError: a limit is not a number in its range.
@@ -247,7 +247,7 @@ class Calls:
     ) -> _T:
         """Return the result of `call`.
 
-        A call that takes too long goes on in its thread without us, and `when_late` runs at its end.
+        A call that takes too long continues in its thread, and `when_late` runs at its end.
 
         Raises:
             CallTimeout: the deadline has passed.

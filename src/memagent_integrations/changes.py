@@ -20,7 +20,7 @@ _MARKUP = {
 def difference(old: str, new: str) -> Iterator[tuple[int, str]]:
     """Yield the words of both texts in reading order, as (0, kept), (-1, deleted) and (1, inserted).
 
-    White space is not compared; in the words that were kept it is that of `new`.
+    White space is not compared; kept words have the white space of `new`.
     """
     old_parts, new_parts = _WORD.findall(old), _WORD.findall(new)
     old_words, new_words = [part.strip() for part in old_parts], [part.strip() for part in new_parts]

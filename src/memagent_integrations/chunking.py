@@ -72,7 +72,7 @@ class Chunker:
                 yield from self._cut(final=False)
 
     def finish(self) -> Iterator[Chunk]:
-        """The text is complete; yield what is left of it."""
+        """Yield the chunks that are left, now that the text is complete."""
         while len(self._text) > self._overlap:
             yield from self._cut(final=True)
 
@@ -169,7 +169,7 @@ def chunks(pieces: Iterable[Piece], chunker: Chunker) -> Iterator[Chunk]:
 
 
 async def achunks(pieces: AsyncGenerator[Piece], chunker: Chunker) -> AsyncGenerator[Chunk]:
-    """Yield the chunks of an async document. `pieces` is closed in the end."""
+    """Yield the chunks of an async document. `pieces` is closed at the end."""
     async with aclosing(pieces):
         async for piece in pieces:
             if len(piece.text) < chunker.room:

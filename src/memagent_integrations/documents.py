@@ -57,7 +57,7 @@ def pieces(document: Any) -> Iterator[Piece]:
 
     `document` is a `str` (text, never a file name), a `Path` (UTF-8, or UTF-16 or UTF-32 with a byte order mark), a
     LangChain `Document`, a LlamaIndex node, a loader with `lazy_load` or `lazy_load_data`, or an iterable of any of
-    these. Strings that follow one another in an iterable are one document and are joined as they are (lines of an open
+    these. Strings that follow one another in an iterable are one document and are joined unchanged (lines of an open
     file, tokens of a stream); whole documents are separated by a blank line. A sequence of scored nodes is put back
     into document order first.
 
@@ -75,7 +75,7 @@ def pieces(document: Any) -> Iterator[Piece]:
 
 
 async def apieces(document: AsyncIterable[Any]) -> AsyncGenerator[Piece]:
-    """Yield the text of an async iterable as `pieces` does. An async generator is closed in the end."""
+    """Yield the text of an async iterable as `pieces` does. An async generator is closed at the end."""
     joiner = _Joiner()
     source = aiter(document)
     try:
@@ -268,7 +268,7 @@ def _is_scored(item: Any) -> bool:
 
 
 def _in_document_order(items: Iterable[Any]) -> Iterable[Any]:
-    """Return scored nodes in the order of their text, grouped by document; anything else as it is."""
+    """Return scored nodes in the order of their text, grouped by document; anything else unchanged."""
     if not isinstance(items, Sequence) or not items or not all(map(_is_scored, items)):
         return items
     ranks: dict[str, int] = {}
@@ -312,7 +312,7 @@ def _from_object(item: Any, number: int) -> Piece:
 
 
 def _read(path: Path) -> Iterator[Piece]:
-    """Yield the text of a file, block by block, with its line ends as they are."""
+    """Yield the text of a file, block by block, with unchanged line ends."""
     with files.accessing("read", path), path.open("rb") as file:
         yield from _decoded(path, file)
 

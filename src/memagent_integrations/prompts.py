@@ -60,9 +60,9 @@ class PromptSet:
     r"""The prompt templates of a reading.
 
     `update` has the placeholders {question}, {memory}, {section} and may have {words}; `answer` has {question} and
-    {memory}. `empty_memory` is shown as the memory in the first prompt; `no_change` is the reply that keeps the memory
-    as it is (None: there is no such reply). With the `answer_format` "boxed", the answer is the content of the last
-    \boxed{} of the reply, or the whole reply if there is none.
+    {memory}. `empty_memory` is shown as the memory in the first prompt; `no_change` is the reply that leaves the
+    memory unchanged (None: there is no such reply). With the `answer_format` "boxed", the answer is the content of the
+    last \boxed{} of the reply, or the whole reply if there is none.
     """
 
     update: str
@@ -354,6 +354,6 @@ def _from_format(template: str) -> str:
 
 
 def _words(tokens: int) -> int:
-    """Return how many English words surely fit into so many tokens, as a round number."""
+    """Return a round number of English words that surely fit into this many tokens."""
     words = int(tokens * 0.65)
     return words if words < 20 else words // 10 * 10

@@ -144,7 +144,7 @@ class _Spans:
 
 
 def _provider_and_model(name: str) -> tuple[str | None, str]:
-    """Return the provider, if the name of the backend tells it, and the name of the model."""
+    """Return the provider, None if the backend's name does not hold it, and the name of the model."""
     kind, _, model = name.partition(":")
     if kind in _FRAMEWORKS:
         return None, model.partition(":")[2] or model

@@ -21,11 +21,11 @@ WAYS_OUT = (
     "TIKTOKEN_CACHE_DIR to a folder that holds the vocabulary), or tokenizer='approximate' (no vocabulary; it counts "
     "high, to stay on the safe side)"
 )
-"""What an error tells the caller to do when no tokenizer can be loaded."""
+"""The advice in an error when no tokenizer can be loaded."""
 
 
 def load_counter(spec: str | Counter) -> Counter:
-    """Return the counter named by "hf:NAME", "tiktoken:ENCODING" or "approximate"; a counter is returned as it is.
+    """Return the counter named by "hf:NAME", "tiktoken:ENCODING" or "approximate"; a counter is returned unchanged.
 
     Raises:
         UsageError: the name is unknown, or its vocabulary cannot be loaded.

@@ -113,7 +113,7 @@ class Backend(ABC):
 
 
 def digest(text: str) -> str:
-    """Return a short hash, which tells settings apart without showing them."""
+    """Return a short hash, which distinguishes settings without showing them."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

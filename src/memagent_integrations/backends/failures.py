@@ -1,4 +1,4 @@
-"""Translation of what a third-party model client raises into this package's errors.
+"""Translate the errors of third-party model clients into those of this package.
 
 Failures are recognised by shape (`status_code`, `code`, names of classes), so that no SDK has to be installed.
 """

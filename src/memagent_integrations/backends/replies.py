@@ -20,7 +20,7 @@ _FINISH_REASONS = {
 
 
 class ReplyBuilder:
-    """Builds one reply, piece by piece. Whoever adds the pieces sets `usage` and `finish_reason`."""
+    """Builds one reply, piece by piece. Callers add the pieces, and set `usage` and `finish_reason`."""
 
     def __init__(self) -> None:
         self.usage = Usage()

@@ -20,7 +20,7 @@ class ScriptedBackend(Backend):
     """Replies with the lines of `script` one after the other, or with what `script(prompt)` returns; raises its errors.
 
     `prompts` is the history: every prompt it received. Its tokens are words with the space before them, single signs,
-    and single spaces, so that counts can be done in the head. A reply longer than `prompt.max_tokens` is cut, as a real
+    and single spaces, so that they can be counted by hand. A reply longer than `prompt.max_tokens` is cut, as a real
     model's would be.
 
     >>> backend = ScriptedBackend(["The key is 7.", "7"])

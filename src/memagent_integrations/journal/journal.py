@@ -241,8 +241,8 @@ class Journal:
             settings: those of the reading (`settings_of`).
             run: the name of the run. If its settings or its document differ, the reading ends with a
                 `JournalMismatch`. By default the name follows from the settings and the first chunk, so that
-                the same reading finds its record again; a document that goes on differently gets a run of its
-                own, which begins with the steps that both have in common.
+                the same reading finds its record again; a document that continues differently gets a run of
+                its own, which begins with the steps that both have in common.
             files: the files of the document, recorded so that the run can be resumed without naming them.
         """
         return recorded(turns, self._store, settings, run, files)

@@ -1,4 +1,4 @@
-"""The recorded loop: it takes the replies that a journal already has, and writes down every other step."""
+"""The recorded loop: it takes replies from the journal where there are any, and records all other steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _STEP = TypeAdapter(Step)
 def settings_of(
     question: str, model: str, identity: Mapping[str, Any], budgets: Budgets, prompts: PromptSet
 ) -> dict[str, Any]:
-    """Return what tells one reading from another, except for the document."""
+    """Return the settings that distinguish readings of one document."""
     return {
         "question": question,
         "model": model,
@@ -89,7 +89,7 @@ class _Recording:
     ) -> None:
         self._turns, self._store, self._locks = turns, store, locks
         self._settings, self._named, self._files = settings, run, files
-        self._begun = now()
+        self._started = now()
         self._last: str | None = None  # a run that has recorded the prompt before
 
     def turns(self, first: Prompt) -> Turns:
@@ -132,7 +132,7 @@ class _Recording:
         return row[0] if row else None
 
     def _claim(self, base: str, names: list[str], prompt: Prompt) -> str:
-        """Lock the run to go on with, until the reading ends: the named one, one that ends here, or a new one."""
+        """Lock the run to continue until the reading ends: the named run, one that ends here, or a new one."""
         if self._named is not None:
             return self._begin(self._locks.enter_context(self._store.lock(self._named)))
         new = (base if number == 1 else f"{base}-{number}" for number in itertools.count(1))
@@ -157,7 +157,7 @@ class _Recording:
                 add_run(self._store, run, self._settings, self._files)
             elif not row[0]:
                 self._store.write("UPDATE run SET settings = ? WHERE name = ?", json.dumps(self._settings), run)
-            self._store.write("UPDATE run SET paused = NULL WHERE name = ? AND paused < ?", run, self._begun)
+            self._store.write("UPDATE run SET paused = NULL WHERE name = ? AND paused < ?", run, self._started)
             if self._files:
                 self._store.write("UPDATE run SET files = ? WHERE name = ?", json.dumps(self._files), run)
         return run

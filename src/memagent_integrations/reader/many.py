@@ -1,4 +1,4 @@
-"""Readings run to their end: one, or many side by side, with equal jobs read once and shared documents cut once."""
+"""Run readings to their end: one, or many side by side. Equal jobs are read once, shared documents are cut once."""
 
 from __future__ import annotations
 

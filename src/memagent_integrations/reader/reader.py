@@ -1,4 +1,4 @@
-"""The facade: a model and its settings, introduced to the loop."""
+"""The facade: connects a model and its settings to the loop."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Reader:
 
     @property
     def calls(self) -> Calls:
-        """What makes the calls within the limits."""
+        """The caller of the model, which keeps to the limits."""
         return self._setup.calls
 
     def read(
@@ -334,7 +334,7 @@ class Reader:
         window: int | None = None,
         **budgets: int | None,
     ) -> Self:
-        """Return this reader with other settings; what is None stays.
+        """Return a copy of this reader with other settings; None leaves a setting unchanged.
 
         Both share the journal, and the limits and the breaker of their calls.
 

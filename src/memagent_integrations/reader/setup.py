@@ -1,4 +1,4 @@
-"""What a reader reads with, and whether it fits: question, memory and prompts against their budgets and the window."""
+"""The setup of a reader, and the checks that question, memory and prompts fit their budgets and the window."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_ROOM = "lower memory_tokens or output_tokens, or use a model with a larger w
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The model, how it is called, its prompts and their sizes. `window` is the one that the caller set, if any."""
+    """The model, how it is called, its prompts and their sizes. `window` is the caller's; None: the backend's own."""
 
     backend: Backend
     calls: Calls

@@ -1,4 +1,4 @@
-"""A journal in the browser: follow a run while it is read, pause it, edit its memory, go on from any step."""
+"""A journal in the browser: follow a run while it is read, pause it, edit its memory, continue from any step."""
 
 from __future__ import annotations
 

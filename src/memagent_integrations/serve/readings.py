@@ -1,4 +1,4 @@
-"""Runs of a journal that this process goes on reading, each in a thread of its own."""
+"""Continue runs of a journal in this process, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memagent_integrations.journal import Journal, Run
 from memagent_integrations.reader import Reader
 
 Resume = Callable[[Journal, str], Reader]
-"""Makes the reader that goes on with a run."""
+"""Makes the reader that continues a run."""
 
 
 class BackgroundReadings:
@@ -27,7 +27,7 @@ class BackgroundReadings:
         self._failures: dict[str, str] = {}
 
     def start(self, name: str) -> None:
-        """Go on with a run.
+        """Continue a run.
 
         Raises:
             UsageError: it is finished, it is being read, or the journal does not know which files it reads.
@@ -47,11 +47,11 @@ class BackgroundReadings:
             self._threads[name].start()
 
     def reads(self, name: str) -> bool:
-        """Whether this process reads the run, or is loading its model."""
+        """Return whether this process reads the run, or is loading its model."""
         return name in self._threads and self._threads[name].is_alive()
 
     def failure(self, name: str) -> str | None:
-        """The error that ended the last reading of a run in this process, if it failed."""
+        """Return the error that ended the last reading of a run in this process, if it failed."""
         return self._failures.get(name)
 
     def _read(self, run: Run) -> None:

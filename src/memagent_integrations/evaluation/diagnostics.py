@@ -64,7 +64,7 @@ class FactTrace:
 class Survival:
     """The `share` of facts that the memory holds `distance` chunks after they were read.
 
-    `n` is the number of facts that were followed by so many chunks.
+    `n` is the number of facts that were followed by at least `distance` chunks.
     """
 
     distance: int
@@ -91,7 +91,7 @@ def survival(readings: Sequence[Sequence[FactTrace]]) -> tuple[Survival, ...]:
     Args:
         readings: the traces of any number of readings.
 
-    The denominator at a distance counts every fact that was read at least so many chunks before the end of the reading,
+    The denominator at a distance counts every fact that was read at least this far from the end of the reading,
     noted or not. So the share at 0 is that of the facts which were noted at once, and the curve may rise where others
     are noted late.
     """

@@ -17,7 +17,7 @@ from memagent_integrations.evaluation.samples import Task
 from memagent_integrations.tokens import Counter
 
 OnResult = Callable[[Result], None]
-_MAX_FAILURES_IN_A_ROW = 10  # per worker: after so many the server is down, and the other samples would fail too
+_MAX_FAILURES_IN_A_ROW = 10  # per worker: then the server is down, and the other samples would fail too
 _MAX_SAMPLES = 1_000_000  # per task: a longer list of jobs is a mistake
 
 
@@ -75,7 +75,7 @@ def evaluate(
 ) -> None:
     """Answer and score the jobs that have no result yet. `on_result` is called after a result has reached the disk.
 
-    A reader that fails gives a result with `error`, which scores 0. Whatever ends the run (Ctrl-C, or an error of
+    A reader that fails gives a result with `error`, which scores 0. However the run ends (Ctrl-C, an error of
     `on_result`), the samples in progress are finished and kept.
 
     Raises:

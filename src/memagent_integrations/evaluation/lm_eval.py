@@ -50,7 +50,7 @@ _DEFAULT_LIMIT = 256  # the default of lm_eval's own models
 class MemAgentLM(LM):  # type: ignore[misc]
     """Answers lm_eval's generation tasks: it reads the document of a prompt in chunks, with the rest as the question.
 
-    `prompt_split.split` tells document and question apart. An answer continues the task's `gen_prefix`, ends before the
+    `prompt_split.split` separates document and question. An answer continues the task's `gen_prefix`, ends before the
     first of `until`, and has at most `max_gen_toks` tokens of the reader's tokenizer. A failed reading does not count
     as a wrong answer: its error is raised after all the others are done. `--use_cache FILE` keeps their answers for
     the next run; `journal=FILE` in the `--model_args` keeps each step.

@@ -211,7 +211,7 @@ def _figure(plots: int, height: float = _HEIGHT) -> Figure:
 
 
 def _grid(plots: int) -> tuple[int, int]:
-    """Return the rows and columns of a figure with so many plots."""
+    """Return the number of rows and columns of a figure with this many plots."""
     columns = min(plots, 2)
     return -(-plots // columns), columns
 

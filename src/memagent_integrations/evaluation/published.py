@@ -1,7 +1,7 @@
 """Published figures, shown beside those that are measured.
 
-Source: MemAgent, arXiv:2507.02259: RULER-HotpotQA, accuracy in percent, 128 questions for each length, documents of
-so many paragraphs.
+Source: MemAgent, arXiv:2507.02259: RULER-HotpotQA, accuracy in percent, 128 questions for each length; lengths are
+numbers of paragraphs.
 """
 
 from __future__ import annotations

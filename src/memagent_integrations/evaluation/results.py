@@ -82,7 +82,7 @@ class Results:
     """A file of results.
 
     Its first line holds the settings that they were made with; a run continues in the file only with the same settings.
-    The `notes` that stand there too (versions, the command) may differ. Readings stay in the file, because they can be
+    The `notes` beside them (versions, the command) may differ. Readings stay in the file, because they can be
     large: `reading` is None in the results that iteration gives.
 
     Args:

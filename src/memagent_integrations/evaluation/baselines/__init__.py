@@ -72,4 +72,4 @@ def make(
         budgets=budgets or Budgets(),
         window=window,
     )
-    return cls(spec, options, replace(setup, window=setup.resolve_window()))  # asked once, not for every sample
+    return cls(spec, options, replace(setup, window=setup.resolve_window()))  # one query, not one for every sample

@@ -26,7 +26,7 @@ from memagent_integrations.sanitize import neutralise
 
 CALLS_PER_PART = 10
 """A framework's reader is stopped after this many calls for each part of the document."""
-_SHORT = 32  # texts of at most so many characters are counted once: splitters ask for the same words again and again
+_SHORT = 32  # characters; shorter texts are counted once: splitters ask for the same words again and again
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ class BM25(Baseline):
     """
 
     def configure(self, options: str) -> None:
-        """Set K.
+        """Set K, the number of passages, from the options.
 
         Raises:
             UsageError: K is not a number.

@@ -54,7 +54,7 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
     `memory_template` shows it in the system prompt.
 
     If the reader fails, or its model writes no memory, messages and memory stay as they are. The error is raised,
-    and the next turn tries again; with `on_failure="later"` the turn goes on with all messages after an error of
+    and the next turn tries again; with `on_failure="later"` the turn continues with all messages after an error of
     the model or its server. A section that the server's content filter withholds would be withheld again, so it is
     skipped with a warning in the log.
 
@@ -99,7 +99,7 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
 
     def before_model(self, state: MemoryState, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Fold the oldest messages into the memory if there are too many."""
-        if not (old := self._old(state["messages"])):
+        if not (old := self._to_fold(state["messages"])):
             return None
         with self._failures():
             return _update(self._notes(state, old).take(), old)
@@ -107,7 +107,7 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
 
     async def abefore_model(self, state: MemoryState, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """`before_model`, async."""
-        if not (old := self._old(state["messages"])):
+        if not (old := self._to_fold(state["messages"])):
             return None
         with self._failures():
             return _update(await self._notes(state, old).atake(), old)
@@ -140,7 +140,7 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         """`wrap_model_call`, async."""
         return await handler(self._with_memory(request))
 
-    def _old(self, messages: Sequence[AnyMessage]) -> list[AnyMessage]:
+    def _to_fold(self, messages: Sequence[AnyMessage]) -> list[AnyMessage]:
         """Return the messages to fold: none while all are within the budget."""
         if self.token_counter(messages) <= self.budget_tokens:
             return []

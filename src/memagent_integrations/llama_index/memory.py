@@ -103,7 +103,7 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
                 raise
 
     async def _fold(self, text: str) -> None:
-        """Fold `text`, the beginning of `pending`. Stop early if somebody sets the memory meanwhile."""
+        """Fold `text`, the beginning of `pending`. Stop early if the memory is set from outside meanwhile."""
         memory, folded = self.memory, 0  # the memory that the model was given; characters of `text` in it
 
         def apply(step: Step) -> None:

@@ -102,15 +102,16 @@ class MemAgentQueryEngine(BaseQueryEngine):
         return response
 
     def _take(self) -> Any:
+        """Return what is read for a query. An iterator is good for one query."""
         if not is_one_shot(self._source):
             return self._source
-        return self._aonce() if is_async(self._source) else self._once()
+        return self._aitems() if is_async(self._source) else self._items()
 
-    def _once(self) -> Iterator[Any]:
+    def _items(self) -> Iterator[Any]:
         self._use_up()
         yield from self._source
 
-    async def _aonce(self) -> AsyncIterator[Any]:
+    async def _aitems(self) -> AsyncIterator[Any]:
         self._use_up()
         async for item in self._source:
             yield item

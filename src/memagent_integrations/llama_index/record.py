@@ -1,4 +1,4 @@
-"""What a response tells about its reading: instrumentation events, source nodes, a summary of the steps."""
+"""What a response reports of its reading: instrumentation events, source nodes, a summary of the steps."""
 
 from __future__ import annotations
 

@@ -192,10 +192,10 @@ class MemAgentSynthesizer(BaseSynthesizer):
         """
         response: RESPONSE_TYPE
 
-        def finish(made: RESPONSE_TYPE) -> RESPONSE_TYPE:
+        def finish(result: RESPONSE_TYPE) -> RESPONSE_TYPE:
             nonlocal response
-            response = made
-            return made
+            response = result
+            return result
 
         dispatcher.event(SynthesizeStartEvent(query=query))
         question = query if isinstance(query, str) else query.query_str

@@ -133,7 +133,7 @@ class MemAgentWorkflow(Workflow):
         model: another name for `llm`.
         load: makes the document (see `documents.pieces`) from the reference that `run` gets; by default it is a path.
             It is called in a thread when the reading begins or is resumed elsewhere, and has to return the same text.
-        ask_every: after every so many chunks, show a person the memory (`MemAgentReview`) and wait for the answer
+        ask_every: every this many chunks, show a person the memory (`MemAgentReview`) and wait for the answer
             (`MemAgentReviewed`).
         tokenizer: counts the tokens of a LlamaIndex LLM, see `LLMBackend`.
         timeout: seconds after which a run is given up; default: never.
@@ -200,7 +200,7 @@ class MemAgentWorkflow(Workflow):
         async with ctx.store.edit_state() as state:
             question, document = ev.question or state.question, ev.document or state.document
             if not question or not document:
-                raise UsageError("run needs a question and a document, or the context of a reading to go on with")
+                raise UsageError("run needs a question and a document, or the context of a reading to resume")
             if len(document) > _MAX_REFERENCE:
                 raise UsageError(
                     "document has to be a small reference (a file's name, an id), for which `load` gives the text"
@@ -289,7 +289,7 @@ class MemAgentWorkflow(Workflow):
 
 
 class _Run:
-    """What a run keeps in this process: its position in the document, and the last chunk that it was told to read."""
+    """What a run keeps in this process: its position in the document, and the last chunk that it was to read."""
 
     def __init__(self) -> None:
         self.position: Position | None = None

@@ -56,7 +56,7 @@ def save(model: Any, tokenizer: Any, directory: str | Path, *, policy: Policy, f
         tokenizer: its tokenizer; unused for a PEFT model.
         directory: a new directory.
         policy: the prompts, the budgets, and the name of the trained model as `load_backend` takes it.
-        figures: what the card tells of the training.
+        figures: the figures of the training for the card.
 
     Raises:
         UsageError: the directory exists, or cannot be written.

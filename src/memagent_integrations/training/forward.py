@@ -89,7 +89,8 @@ def cannot_share(model: Any) -> str | None:
         model.zero_grad()
     except Exception as error:  # a model with a cache of its own kind may raise anything
         return f"it does not take keys and values from outside ({type(error).__name__}: {error})"
-    difference = max(float((one - other).abs().max()) for one, other in zip(*logprobs, strict=True))
+    pairs = zip(*logprobs, strict=True)
+    difference = max(float((row - plain_row).abs().max()) for row, plain_row in pairs)
     if not difference < _TOLERANCES.get(model.dtype, _ROUGH):  # also where it is NaN
         return f"its log-probabilities are {difference:.2g} from those of the plain computation"
     return None

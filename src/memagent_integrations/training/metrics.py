@@ -27,7 +27,7 @@ class Sums:
         self._sums[name] = total_before + total, count_before + (len(values) if count is None else count)
 
     def means(self, accelerator: Any, names: Iterable[str]) -> dict[str, float]:
-        """Return these means over all processes, without those that nobody added to.
+        """Return these means over all processes, without those that have no values.
 
         Every process has to call this with the same names.
         """

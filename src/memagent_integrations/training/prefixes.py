@@ -58,12 +58,12 @@ def bundles(prompts: Sequence[Ids], *, least: int = LEAST) -> list[Bundle]:
     return [*sharing, Bundle(shared=0, rows=tuple(sorted(unshared)))] if unshared else sharing
 
 
-def _common(one: Ids, other: Ids) -> int:
+def _common(first: Ids, second: Ids) -> int:
     """Return the length of the common prefix, without the last token of either."""
-    low, high = 0, min(len(one), len(other)) - 1
+    low, high = 0, min(len(first), len(second)) - 1
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1

@@ -87,7 +87,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training.
+    """The settings of a whole training: its model, its questions, and how it learns.
 
     Args:
         model: "transformers:NAME", with a folder or a GGUF file in place of the name, or an embedded model ("smollm2").
@@ -179,7 +179,7 @@ class Recipe:
         Raises:
             UsageError: the recipe does not fit its data or its model, or the folder holds another training.
         """
-        trackers_begun, accelerator = accelerator is not None, accelerator or self._accelerator(folder)
+        has_trackers, accelerator = accelerator is not None, accelerator or self._accelerator(folder)
         mixture = Mixture.load(self.mixture)
         reward = answer_reward if self.reward is None else load_reward(self.reward)
         mixture.tasks(data)  # reports what is wrong with the tasks before a model is loaded
@@ -208,7 +208,7 @@ class Recipe:
             accelerator=accelerator,
             origin=self._origin(mixture),
         )
-        if not trackers_begun:
+        if not has_trackers:
             config = {name: str(value) for name, value in asdict(self.training).items()}
             accelerator.init_trackers("memagent", config=config)
         return trainer

@@ -412,7 +412,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _publish(self) -> None:
-        """Publish the current weights from the main process, and tell all processes their name on the server."""
+        """Publish the current weights from the main process, and send their name on the server to all processes."""
         names = [self.policy.publish() if self.accelerator.is_main_process else None]
         [self.policy.published] = broadcast_object_list(names)
 

@@ -38,7 +38,7 @@ def warm_start(
     check_number(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
     parameters = list(trainable(policy.model).values())
     if not parameters:
-        raise UsageError("no weights of this model learn; make it ready with training.policy.start")
+        raise UsageError("no weights of this model learn; prepare it with training.policy.start")
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
     replies = (policy.encode_reply(messages, reply) for messages, reply in demonstrations)
     while rows := list(islice(replies, batch)):

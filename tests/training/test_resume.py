@@ -215,6 +215,15 @@ def write(folder: Path) -> None:
         checkpoints.keep_best(Progress(step=step, best=float(step)))
 
 
+def test_a_checkpoint_with_the_old_name_of_its_progress_is_read(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(folder=tmp_path, fingerprint={}, model=linear())
+    progress = Progress(step=3, positions=(5, 7), best=0.5)
+    checkpoints.save(progress, keep=1)
+    file = tmp_path / "checkpoints" / "step-000003" / "state.json"
+    file.write_text(file.read_text().replace('"progress"', '"place"'))
+    assert checkpoints.resume() == progress
+
+
 def test_a_kill_between_any_two_renames_leaves_everything_whole(tmp_path: Path) -> None:
     order = ["start", "step", "best", "step", "away", "best", "step", "away", "best"]  # what is renamed
     for number in range(1, len(order) + 2):

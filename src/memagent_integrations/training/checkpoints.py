@@ -118,7 +118,7 @@ class Checkpoints:
         """
         with _reading(checkpoint / _STATE) as file:
             state = json.loads(file.read_text(encoding="utf-8"))
-            saved = state["progress"]
+            saved = state["progress"] if "progress" in state else state["place"]  # the key in older checkpoints
             progress = Progress(**saved | {"positions": tuple(saved["positions"])})
             then = dict(state["fingerprint"])
         now = json.loads(json.dumps(dict(self.fingerprint)))

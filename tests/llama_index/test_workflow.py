@@ -137,6 +137,21 @@ async def test_a_person_may_change_the_memory() -> None:
     assert str(result) == "fair"
 
 
+async def test_of_two_answers_to_a_review_the_first_counts() -> None:
+    model = WorkflowModel()
+    handler = model.workflow(ask_every=1).run(question=QUESTION, document="log")
+    reviews = []
+    async for event in handler.stream_events():
+        if isinstance(event, MemAgentReview):
+            reviews.append(event.number)
+            for memory in ("first", "second") if event.number == 1 else (None,):
+                handler.ctx.send_event(MemAgentReviewed(memory=memory, number=event.number))
+    await handler
+    assert reviews == list(range(1, len(reviews) + 1))
+    assert len(model.calls) == len(reviews) + 1
+    assert memory_in(model.calls[1]) == "first"
+
+
 async def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
     model = WorkflowModel()
     handler = model.workflow(ask_every=3).run(question=QUESTION, document="log")

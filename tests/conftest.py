@@ -16,6 +16,8 @@ from memagent_integrations import calls
 HEAVY = {
     "subprocess.Popen": "starts a process",
     "os.fork": "starts a process",
+    "os.posix_spawn": "starts a process",
+    "os.system": "starts a process",
     "socket.bind": "starts a server",
     "torch": "imports torch",
     "xllamacpp": "imports llama.cpp",

@@ -49,6 +49,17 @@ def read(server: Loopback, document: Path, *options: object) -> Result:
     return run("read", "-q", QUESTION, document, *at(server), *CHUNKED, *options)
 
 
+def test_an_interruption_says_how_to_go_on(
+    server: Loopback, document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memagent_integrations.cli.read._read", interrupted)
+    done = run("read", "-q", QUESTION, document, *at(server), "--journal", tmp_path / "journal.db", "--quiet")
+    assert (done.exit_code, done.stderr) == (130, "memagent: interrupted; the same command goes on from here\n")
+
+
 def test_an_interrupted_reading_is_resumed(server: Loopback, moody: Moody, document: Path, tmp_path: Path) -> None:
     journal = tmp_path / "runs.db"
     moody.gone_at = 3

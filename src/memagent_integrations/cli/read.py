@@ -236,7 +236,7 @@ def _answer(
         except KeyboardInterrupt as stop:
             if reader.journal:
                 how = f"memagent runs resume {run} --journal {reader.journal.path.name}" if run else "the same command"
-                raise type(stop)(f"{stop or 'interrupted'}; {how} goes on from here") from None
+                raise type(stop)(f"{str(stop) or 'interrupted'}; {how} goes on from here") from None
             raise
         progress.done(reading)
     try:

@@ -12,6 +12,7 @@ from memagent_integrations import UsageError
 from memagent_integrations.evaluation import scoring
 from memagent_integrations.evaluation.scoring import (
     METRICS,
+    abstention,
     boxed_em,
     em,
     f1,
@@ -91,6 +92,21 @@ def test_normalisation(text: str, normal: str) -> None:
         (boxed_em, "seine", ["seine"], 0.0),
         (boxed_em, r"\boxed{}", ["seine"], 0.0),
         (boxed_em, r"\boxed{rhine}", ["seine", "rhine"], 1.0),
+        (abstention, "The text does not say.", ["The text does not say.", "Rome"], 1.0),
+        (abstention, "It is not mentioned where she was born.", ["Not told", "Rome"], 1.0),
+        (abstention, "The text doesn’t explicitly state it, only that Ann lives in Oslo.", ["Not told", "Rome"], 1.0),
+        (abstention, "There is no information about this.", ["Not told", "Rome"], 1.0),
+        (abstention, "Unknown", ["Not told"], 1.0),
+        (abstention, "The memory does not hold the answer.", ["Not told"], 1.0),
+        (abstention, "not told", ["Not told", "Rome"], 1.0),
+        (abstention, "pas dit", ["Pas dit.", "Rome"], 1.0),
+        (abstention, "The text does not say, but perhaps in Rome.", ["Not told", "Rome"], 0.0),
+        (abstention, "The text does not say; Romeo might know.", ["Not told", "Rome"], 1.0),
+        (abstention, "Rome", ["Not told", "Rome"], 0.0),
+        (abstention, "Oslo", ["Not told", "Rome"], 0.0),
+        (abstention, "She was born in Oslo, not far from the sea.", ["Not told", "Rome"], 0.0),
+        (abstention, "No, a notable clown said", ["Not told", "Rome"], 0.0),
+        (abstention, "", ["Not told"], 0.0),
     ],
 )
 def test_values_worked_out_by_hand(metric: scoring.Metric, answer: str, golds: list[str], value: float) -> None:
@@ -98,7 +114,9 @@ def test_values_worked_out_by_hand(metric: scoring.Metric, answer: str, golds: l
 
 
 def test_the_metrics_have_names() -> None:
-    assert list(METRICS) == ["em", "f1", "qa_f1", "sub_em", "string_match_all", "string_match_part", "boxed_em"]
+    assert list(METRICS) == [
+        *("em", "f1", "qa_f1", "sub_em", "string_match_all", "string_match_part", "boxed_em", "abstention")
+    ]
     assert METRICS["em"] is em
 
 
@@ -113,13 +131,13 @@ def test_hostile_input(name: str) -> None:
     for answer in ("", " ", "\0", "\ud800", "東京", "İ", "e\u0301", "🧭", "{{{", r"\boxed{" * 50):
         assert 0 <= metric(answer, ["東京", "é", "\ud800"]) <= 1
     assert metric(r"\boxed{東京}", ["京都", "東京"] if name != "string_match_all" else ["東京"]) == (
-        1.0 if name not in ("em", "f1", "qa_f1") else 0.0
+        1.0 if name not in ("em", "f1", "qa_f1", "abstention") else 0.0
     )
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_a_megabyte_is_scored_in_a_moment(name: str) -> None:
-    for part in ("the answer is 42. ", "{", r"\boxed{", "}", "a", " \n", "é"):
+    for part in ("the answer is 42. ", "{", r"\boxed{", "}", "a", " \n", "é", "not ", "not a b ", "no"):
         answer = part * (1_000_000 // len(part))
         begun = time.perf_counter()
         METRICS[name](answer, ["no such thing", "nor this"])

@@ -20,6 +20,14 @@ Metric = Callable[[str, Sequence[str]], float]
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED = {"yes", "no", "noanswer"}
+_ABSTAINS = re.compile(
+    r"\b(?:not|never|cannot|cant|doesnt|dont|didnt|isnt|arent|wasnt|werent|hasnt|nothing|nowhere)(?: \w+){0,2}? "
+    r"(?:say|said|tell|told|mention(?:ed)?|state[ds]?|specif(?:y|ied)|give[ns]?|provided?|contain(?:ed)?|include[ds]?|"
+    r"indicated?|record(?:ed)?|reveal(?:ed)?|known?|named?|found|answer(?:ed)?|determined?|available|clear|hold|appear|"
+    r"in (?:\w+ )?(?:text|memory|document|passages?))\b"
+    r"|\bno (?:\w+ )?(?:information|mention|answer|indication|record)\b"
+    r"|\b(?:unknown|unanswerable|unspecified|unstated|undisclosed)\b"
+)
 
 
 def normalise(text: str) -> str:
@@ -101,8 +109,25 @@ def boxed_em(answer: str, golds: Sequence[str]) -> float:
     return 0.0 if content is None else em(content, golds)
 
 
+def abstention(answer: str, golds: Sequence[str]) -> float:
+    """Return 1.0 if the answer says that the text does not tell, and names no value that belongs to something else.
+
+    The first gold is a right answer, the others are those values. After `normalise`, the answer has to be the first
+    gold, or to deny in English that something is told, known or found ("it is not mentioned", "there is no
+    information", "unknown"); and none of the values may stand in it as whole words. Source: the questions of SQuAD 2.0
+    without an answer (arXiv:1806.03822), whose right answer is to abstain.
+    """
+    right, *values = map(normalise, _checked(golds))
+    normal = normalise(answer.replace("’", "'"))
+    abstains = normal == right or _ABSTAINS.search(normal) is not None
+    return float(abstains and not any(f" {value} " in f" {normal} " for value in values))
+
+
 METRICS: Mapping[str, Metric] = MappingProxyType(
-    {metric.__name__: metric for metric in (em, f1, qa_f1, sub_em, string_match_all, string_match_part, boxed_em)}
+    {
+        metric.__name__: metric
+        for metric in (em, f1, qa_f1, sub_em, string_match_all, string_match_part, boxed_em, abstention)
+    }
 )
 """The metrics by name."""
 

@@ -15,6 +15,7 @@ from memagent_integrations.evaluation.tasks import load
 WITHOUT_DATA = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
 ESSAYS = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery")
 BOOKS = tuple(f"babilong_qa{task}" for task in range(1, 6))
+PROSE = ("prose_reworded", "prose_latest", "prose_train_hops", "prose_train_absent")
 
 count = ScriptedBackend([]).count
 _kept: list[Data] = []
@@ -39,7 +40,14 @@ def text(sample: Sample) -> str:
 
 def digests() -> list[str]:
     """A line for each task: its name, and a digest of a sample with its document."""
-    names = [*WITHOUT_DATA, *((*ESSAYS, *BOOKS, "qa_1", "qa_2", "ruler_hqa") if DATA.is_dir() else ())]
+    names = [
+        *WITHOUT_DATA,
+        *(
+            (*ESSAYS, *BOOKS, *PROSE, "vt_train", "needles_train_multiquery", "qa_1", "qa_2", "ruler_hqa")
+            if DATA.is_dir()
+            else ()
+        ),
+    ]
     samples = {name: make(name, 50 if name == "ruler_hqa" else 4_096) for name in names}
     return [
         f"{name} {hashlib.sha256(repr((sample, text(sample))).encode()).hexdigest()}"

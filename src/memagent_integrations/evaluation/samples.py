@@ -34,6 +34,7 @@ class Sample:
         answers: the gold answers: alternatives, or all of them together, depending on the task's metric.
         document: returns the text anew at every call, piece by piece, so that it is never held as a whole.
         facts: the facts that answer the question.
+        superseded: facts that answered it until a later one replaced them; a memory has to hold each until then.
         oracle: the text of the passages that hold them.
         details: how the document was made, as JSON.
         metric: the metric of this sample, where it differs from the task's.
@@ -44,6 +45,7 @@ class Sample:
     answers: tuple[str, ...]
     document: Callable[[], Iterator[str]] = field(repr=False)
     facts: tuple[Fact, ...] = ()
+    superseded: tuple[Fact, ...] = ()
     oracle: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
     metric: str | None = None
@@ -61,6 +63,8 @@ class Task:
         unit: the unit of `lengths`; None if the documents have lengths of their own.
         lengths: the default lengths.
         size: the largest number of samples; None if there is no limit.
+        questions: how many successive samples ask about one document: the document of sample n depends on
+            n // questions, and on the length and the seed, alone.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Task:
     unit: Unit | None = "tokens"
     lengths: tuple[int, ...] = ()
     size: int | None = None
+    questions: int = 1
 
     def score(self, answer: str, sample: Sample) -> float:
         """Return the score of an answer to one of the samples, from 0.0 to 1.0."""

@@ -7,17 +7,19 @@ from collections.abc import Callable
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.samples import Task
-from memagent_integrations.evaluation.tasks import babilong, chains, counting, files, needles, paragraphs
+from memagent_integrations.evaluation.tasks import babilong, chains, counting, files, needles, paragraphs, prose
 
 _FAMILIES: dict[str, Callable[[str, Data], Task]] = {
-    name: family.load for family in (needles, chains, counting, paragraphs, babilong, files) for name in family.NAMES
+    name: family.load
+    for family in (needles, chains, counting, paragraphs, babilong, prose, files)
+    for name in family.NAMES
 }
 NAMES = tuple(_FAMILIES)
 """The names that `load` accepts, besides files."""
 FILE = files.PREFIX
 """The prefix of a task name that goes on with the path of a jsonl file of question, answers and context."""
 
-TRAINING = (*paragraphs.TRAINING, *babilong.TRAINING)
+TRAINING = (*paragraphs.TRAINING, *babilong.TRAINING, *needles.TRAINING, *chains.TRAINING, *prose.TRAINING)
 """The tasks for training: no other task asks their questions."""
 
 

@@ -1,55 +1,83 @@
 """RULER's variable tracking (arXiv:2404.06654, NVIDIA/RULER).
 
-One chain of four hops, from a number to five variables, is hidden in a repeated sentence.
+One chain of four hops, from a number to five variables, is hidden in a repeated sentence; for training, two chains in
+books.
 """
 
 from __future__ import annotations
 
 import random
 import string
+from collections.abc import Sequence
 from itertools import pairwise
 
 from memagent_integrations.evaluation.data import Data
-from memagent_integrations.evaluation.haystacks import GRASS, Generated, filled, stream
+from memagent_integrations.evaluation.haystacks import GRASS, Corpus, Cycled, Filler, Generated, filled, stream
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
-from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, sample_id
+from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, TRAINING_LENGTHS, sample_id
 from memagent_integrations.tokens import Counter
 
-NAMES = ("vt",)
+TRAINING = ("vt_train",)
+NAMES = ("vt", *TRAINING)
 _HOPS = 4
 _LETTERS = 5
+_TRAINING_CHAINS = 2
 
 
 def load(name: str, data: Data) -> Task:
-    """Return the task."""
-    return Task(name=name, metric="string_match_all", make=_sample, lengths=RULER_LENGTHS)
+    """Return one of the tasks."""
+    training = name in TRAINING
+    chains, books = (_TRAINING_CHAINS, data.books) if training else (1, None)
+
+    def make(length: int, seed: int, number: int, count: Counter) -> Sample:
+        return _sample(name, chains, books, length, seed, number, count)
+
+    lengths = TRAINING_LENGTHS if training else RULER_LENGTHS
+    return Task(name=name, metric="string_match_all", make=make, lengths=lengths, questions=chains)
 
 
-def _sample(length: int, seed: int, number: int, count: Counter) -> Sample:
-    id = sample_id("vt", length, seed, number)
-    key = f"vt/{seed}/{number}"
+def _sample(
+    name: str, chains: int, books: Corpus | None, length: int, seed: int, number: int, count: Counter
+) -> Sample:
+    id = sample_id(name, length, seed, number)
+    document, asked = divmod(number, chains)
+    key = f"{name}/{seed}/{document}"
     rng = random.Random(key)
-    variables = random_words(key, string.ascii_uppercase, _LETTERS, _HOPS + 1)
-    value = str(rng.randrange(10_000, 100_000))
-    chain = [f"VAR {variables[0]} = {value}", *(f"VAR {after} = VAR {before}" for before, after in pairwise(variables))]
-    filler = Generated(lambda index: GRASS)
-    units = filled("vt", filler, length, chain, count, least=len(chain))
-    places = sorted(rng.sample(range(units), len(chain)))
-    facts = [
+    words = random_words(key, string.ascii_uppercase, _LETTERS, chains * (_HOPS + 1))
+    values = rng.sample(range(10_000, 100_000), chains)
+    variables = [words[n * (_HOPS + 1) : (n + 1) * (_HOPS + 1)] for n in range(chains)]
+    assignments = [_assignments(value, names) for value, names in zip(values, variables, strict=True)]
+    turns = [n for n in range(chains) for _ in range(_HOPS + 1)]  # the chain of each assignment in the document
+    random.Random(f"{key}/turns").shuffle(turns)
+    rest = [iter(chain) for chain in assignments]
+    texts = [next(rest[n]) for n in turns]
+    filler: Filler = Generated(lambda index: GRASS)
+    if books:
+        filler = Cycled(books, random.Random(f"{key}/start").getrandbits(32))
+    units = filled(name, filler, length, texts, count, least=len(texts))
+    places = sorted(rng.sample(range(units), len(texts)))
+    names = variables[asked]
+    gold = [(text, place) for text, place, n in zip(texts, places, turns, strict=True) if n == asked]
+    facts = tuple(
         Fact(text=text, depth=filler.depth(units, place), keys=(variable,))
-        for text, place, variable in zip(chain, places, variables, strict=True)
-    ]
+        for (text, place), variable in zip(gold, names, strict=True)
+    )
     return Sample(
         id=id,
-        question=f"Which {len(variables)} variables are assigned the value {value} in the text, "
+        question=f"Which {len(names)} variables are assigned the value {values[asked]} in the text, "
         "directly or through others? Name them all.",
-        answers=tuple(variables),
-        document=lambda: stream(filler, units, zip(places, chain, strict=True)),
-        facts=tuple(facts),
-        oracle="\n".join(chain),
-        details={"haystack": "repeat", "units": units, "chains": 1, "hops": _HOPS},
+        answers=tuple(names),
+        document=lambda: stream(filler, units, zip(places, texts, strict=True)),
+        facts=facts,
+        oracle="\n".join(fact.text for fact in facts),
+        details={"haystack": "book" if books else "repeat", "units": units, "chains": chains, "hops": _HOPS},
     )
+
+
+def _assignments(value: int, variables: Sequence[str]) -> list[str]:
+    """Return the assignments of a chain in their order."""
+    return [f"VAR {variables[0]} = {value}", *(f"VAR {after} = VAR {before}" for before, after in pairwise(variables))]
 
 
 def random_words(key: str, alphabet: str, letters: int, words: int) -> list[str]:

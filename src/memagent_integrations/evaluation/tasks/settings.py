@@ -5,6 +5,7 @@ from __future__ import annotations
 from memagent_integrations.checks import check_int
 
 RULER_LENGTHS = (8_192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288)
+TRAINING_LENGTHS = (1_024, 2_048, 4_096)
 
 
 def sample_id(name: str, length: int, seed: int, number: int) -> str:

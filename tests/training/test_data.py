@@ -24,11 +24,12 @@ from memagent_integrations import BackendError, ScriptedBackend, UsageError
 from memagent_integrations.cli import app
 from memagent_integrations.errors import ContextOverflow
 from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.samples import Fact, Sample, Task
 from memagent_integrations.evaluation.tasks import load
 from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.training import data as sets
 from memagent_integrations.training.data import EASY, HARD, KNOWN, Filters, TrainingSet, build, made_with
-from memagent_integrations.training.mixture import Mixture, Part
+from memagent_integrations.training.mixture import Drawn, Mixture, Part
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -106,6 +107,24 @@ def test_the_file_is_a_task_with_the_metric_and_facts_of_each_row(tmp_path: Path
     assert task.score(task.gold(chain), chain) == task.score(task.gold(single), single) == 1.0
     again = Mixture(parts=(Part(name=task.name),))
     assert len({again.draw(n, seed=0, share=1, data=Data(), count=len).sample.question for n in range(6)}) == 6
+
+
+def test_states_that_were_superseded_are_in_the_file_too(tmp_path: Path) -> None:
+    states = tuple(Fact(text=f"Ann moved to {town}.", depth=0, keys=(town,)) for town in ("Bonn", "Rome"))
+    document = " ".join(state.text for state in states)
+    sample = Sample(
+        id="s",
+        question="Where?",
+        answers=("Rome",),
+        document=lambda: iter([document]),
+        facts=states[1:],
+        superseded=states[:1],
+    )
+    into = TrainingSet(tmp_path / "set.jsonl", {})
+    with into.writing():
+        into.add(0, Drawn(task=Task(name="own", metric="em", make=lambda *_: sample), length=0, sample=sample), None)
+    again = load(f"jsonl:{tmp_path / 'set.jsonl'}", Data()).make(0, 0, 0, ScriptedBackend([]).count)
+    assert (again.facts, again.superseded) == (states[1:], states[:1])
 
 
 @pytest.mark.parametrize(

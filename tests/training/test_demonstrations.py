@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from memagent_integrations import Reader, ScriptedBackend, UsageError
 from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.data import Data
-from memagent_integrations.evaluation.diagnostics import traces
+from memagent_integrations.evaluation.diagnostics import holds, traces
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
 from memagent_integrations.prompts import EMPTY, NO_CHANGE, PromptSet
 from memagent_integrations.records import Prompt
 from memagent_integrations.training.demonstrations import Example, examples
 
+GENERATED = tuple(name for name in tasks.TRAINING if name.startswith(("needles", "vt", "prose")))
 PROMPTS = [
     PromptSet.default(layout=layout, no_change=no_change, answer_format=form)
     for layout, no_change, form in (
@@ -134,6 +135,48 @@ def test_a_fact_enters_with_the_chunk_in_which_it_ends(
         assert target == ("\n".join(ended) if ended != known else NO_CHANGE)
         known = ended
     assert len(known) == len(places)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_the_last_memory_holds_all_keys_and_the_answer_is_right(name: str) -> None:
+    for number in range(6):
+        task, instance = load_sample(name, 1500, number)
+        *noting, answer = examples(task, instance, reader(memory_tokens=700))
+        noted = [example.target for example in noting if example.target != NO_CHANGE]
+        assert len(noting) > 4
+        assert bool(noted) == bool(instance.facts)
+        for fact in instance.facts:
+            assert holds(noted[-1], fact.keys)
+        for fact in instance.superseded:
+            assert fact.text not in noted[-1]
+        assert task.score(PROMPTS[0].parse_answer(answer.target), instance) == 1
+
+
+def test_a_state_is_noted_until_the_next_one() -> None:
+    states = ["Ann lives in Bonn.", "Ann moved to Rome.", "Ann moved to Oslo."]
+    text = "".join(f"{'Blank. ' * 60}{state} " for state in states) + "Blank. " * 60
+    facts = [fact(text, state, state.split()[-1][:-1]) for state in states]
+    for prompts, nothing_new in ((PROMPTS[0], NO_CHANGE), (PROMPTS[1], None)):
+        task, instance = sample(text, facts[-1], answers=("Oslo",))
+        instance = replace(instance, superseded=tuple(facts[:-1]))
+        model = reader(prompts=prompts, chunk_tokens=64, memory_tokens=40)
+        before, expected = EMPTY, []
+        for chunk in model.chunks(text):
+            ended = [state for state in states if chunk.span.start < text.index(state) + len(state) <= chunk.span.end]
+            now = ended[-1] if ended else before
+            expected.append(nothing_new if now == before and nothing_new else now)
+            before = now
+        assert memories(list(examples(task, instance, model))) == expected
+        assert [state for state in states if state in expected] == states
+
+
+def test_what_the_document_does_not_tell_is_not_noted() -> None:
+    task, instance = sample("Blank. " * 200, answers=("The text does not say.", "Rome"))
+    for one, other in ((replace(task, metric="abstention"), instance), (task, replace(instance, metric="abstention"))):
+        for prompts, target in ((PROMPTS[0], NO_CHANGE), (PROMPTS[1], EMPTY)):
+            *noting, answer = examples(one, other, reader(prompts=prompts))
+            assert {example.target for example in noting} == {target}
+            assert prompts.parse_answer(answer.target) == "The text does not say."
 
 
 # forms

@@ -20,13 +20,14 @@ _FACTS = TypeAdapter(tuple[Fact, ...])
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A question about one context. `metric` and `facts` come from the row, where it has them."""
+    """A question about one context. `metric`, `facts` and `superseded` come from the row, where it has them."""
 
     question: str
     answers: tuple[str, ...]
     context: str
     metric: str | None = None
     facts: tuple[Fact, ...] = ()
+    superseded: tuple[Fact, ...] = ()
 
 
 class References(Sequence[Reference]):
@@ -61,8 +62,8 @@ class References(Sequence[Reference]):
 def references(path: Path) -> Sequence[Reference]:
     """Return the rows of a jsonl file with the fields `question`, `answers` (a text or a list) and `context`.
 
-    A row may also have a `metric` (a name in `scoring.METRICS`) and `facts` (objects with the fields of `Fact`, whose
-    texts occur in the context).
+    A row may also have a `metric` (a name in `scoring.METRICS`), and `facts` and `superseded` facts, as of `Sample`
+    (objects with the fields of `Fact`, whose texts occur in the context).
 
     Raises:
         UsageError: the file cannot be read, or a line is not such a row.
@@ -90,7 +91,8 @@ def _reference(row: Row, where: str) -> Reference:
         answers=strings(row, "answers", where),
         context=context,
         metric=_metric(row, where),
-        facts=_facts(row, context, where),
+        facts=_facts(row, "facts", context, where),
+        superseded=_facts(row, "superseded", context, where),
     )
 
 
@@ -103,11 +105,11 @@ def _metric(row: Row, where: str) -> str | None:
     return metric
 
 
-def _facts(row: Row, context: str, where: str) -> tuple[Fact, ...]:
+def _facts(row: Row, name: str, context: str, where: str) -> tuple[Fact, ...]:
     try:
-        facts = _FACTS.validate_python(row.get("facts") or ())
+        facts = _FACTS.validate_python(row.get(name) or ())
     except ValidationError as error:
-        raise UsageError(f"{where}: facts: {files.first_error(error)}") from error
+        raise UsageError(f"{where}: {name}: {files.first_error(error)}") from error
     for fact in facts:
         if not fact.text or fact.text not in context:
             raise UsageError(f"{where}: the fact {fact.text[:80]!r} does not stand in the context")

@@ -312,6 +312,8 @@ def _row(drawn: Drawn) -> Iterator[str]:
         "length": drawn.length,
         "facts": [asdict(fact) for fact in sample.facts],
     }
+    if sample.superseded:
+        head["superseded"] = [asdict(fact) for fact in sample.superseded]
     yield json.dumps(head, ensure_ascii=False)[:-1] + ', "context": "'
     for piece in sample.document():
         yield json.dumps(piece, ensure_ascii=False)[1:-1]

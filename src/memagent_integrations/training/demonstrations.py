@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.diagnostics import fact_places
@@ -28,14 +28,16 @@ def examples(task: Task, sample: Sample, reader: Reader) -> Iterator[Example]:
     """Yield the prompts of a sample's reading in order, each with its target reply; the model is not called.
 
     The target memory after a chunk has one line for each gold fact whose end has been read: its text, or only its keys
-    where the texts of all facts together do not fit the memory (the facts that save most are shortened first). A chunk
-    without a gold fact has the prompt set's "no change" as its target, or the memory again where the set has none. The
-    prompts equal those of `Reader.read`: the same loop runs, and gets the targets as replies.
+    where the texts of all facts together do not fit the memory (the facts that save most are shortened first). A
+    superseded fact has a line until the end of the next fact has been read. A chunk that changes no line has the prompt
+    set's "no change" as its target, or the memory again where the set has none. The prompts equal those of
+    `Reader.read`: the same loop runs, and gets the targets as replies.
 
     Raises:
-        UsageError: the sample has no gold facts, their keys do not fit the memory, or the document is empty.
+        UsageError: the sample has no gold facts (and is not about what the document does not tell), their keys do not
+            fit the memory, or the document is empty.
     """
-    if not sample.facts:
+    if not sample.facts and (sample.metric or task.metric) != "abstention":
         problem = f"the sample {sample.id} has no gold facts, so nobody knows what its memory should hold"
         raise UsageError(f"{problem}; leave {task.name} out")
     memory, chunks = _TargetMemory(sample, reader), _Chunks(reader.chunks(sample.document()))
@@ -77,9 +79,12 @@ class _TargetMemory:
     """What the memory should hold, chunk by chunk."""
 
     def __init__(self, sample: Sample, reader: Reader) -> None:
-        by_place = sorted(zip(fact_places(sample), sample.facts, strict=True), key=lambda pair: pair[0])
+        facts = (*sample.superseded, *sample.facts)
+        places = fact_places(replace(sample, facts=facts))
+        by_place = sorted(zip(places, facts, strict=True), key=lambda pair: pair[0])
         self._ends = [place + len(fact.text) for place, fact in by_place]
         self._lines = _memory_lines([fact for _, fact in by_place], reader)
+        self._superseded = [fact in sample.superseded for _, fact in by_place]
         self._prompts = reader.prompts
         self._facts_read = 0
 
@@ -89,7 +94,9 @@ class _TargetMemory:
         changed, self._facts_read = facts_read > self._facts_read, facts_read
         if not changed and self._prompts.no_change:
             return self._prompts.no_change
-        return "\n".join(self._lines[:facts_read]) or self._prompts.empty_memory
+        last = facts_read - 1
+        current = [line for n, line in enumerate(self._lines[:facts_read]) if n == last or not self._superseded[n]]
+        return "\n".join(current) or self._prompts.empty_memory
 
 
 def _memory_lines(facts: Sequence[Fact], reader: Reader) -> list[str]:

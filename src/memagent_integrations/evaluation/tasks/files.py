@@ -60,6 +60,7 @@ def _task(name: str, rows: Sequence[Reference]) -> Task:
             answers=answers,
             document=document,
             facts=facts,
+            superseded=row.superseded,
             oracle="\n\n".join(fact.text for fact in facts),
             details={"row": index},
             metric=metric,

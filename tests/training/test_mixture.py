@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,22 @@ def test_the_recipe_is_a_mixture() -> None:
     assert Counter(names) == {"niah_single_1": 20, "vt": 10, "hqa_train": 10}
 
 
+def test_the_mixture_of_the_small_model_can_be_drawn_from_the_beginning_to_the_end() -> None:
+    mixture, data = Mixture.load(RECIPES / "smollm2" / "mixture.toml"), local()
+    names = {part.name for part in mixture.parts}
+    assert mixture.curriculum == "growing"
+    assert {*tasks.prose.TRAINING, *tasks.needles.TRAINING, "vt_train", "squad_train", "hqa_train"} <= names
+    assert names <= set(tasks.TRAINING)
+    seen = Counter[str]()
+    for share in (0.0, 0.3, 0.6, 1.0):
+        for position in range(round(1000 * share), round(1000 * share) + 300, 3):
+            drawn = mixture.draw(position, seed=4, share=share, data=data, count=count)
+            seen[drawn.task.name] += 1
+            assert "grass is green" not in next(drawn.sample.document())
+    assert set(seen) == names
+    assert 0.3 < sum(times for name, times in seen.items() if name.startswith("prose")) / seen.total() < 0.6
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -117,6 +134,7 @@ def test_a_mixture_made_in_python_is_checked_too() -> None:
         (Part(name="ruler_hqa", lengths=(4,)), "the questions of ruler_hqa are for evaluation; train on hqa_train"),
         (Part(name="qa_1", lengths=(4096,)), "for evaluation; train on squad_train"),
         (Part(name="babilong_qa3", lengths=(4096,)), "for evaluation; train on babilong_train_qa3"),
+        (Part(name="prose_hops", lengths=(4096,)), "for evaluation; train on prose_train_hops"),
     ],
 )
 def test_a_task_that_cannot_be_trained_on(part: Part, message: str) -> None:
@@ -243,6 +261,44 @@ def test_lengths_grow_with_the_share_of_the_run() -> None:
     assert lengths("growing", 0.25) == {512, 1024}
     assert lengths("growing", 0.5) == {512, 1024, 2048}
     assert lengths("growing", 0.75) == lengths("growing", 1) == lengths("all", 0) == {512, 1024, 2048, 4096}
+
+
+# several questions about a document
+
+SHARED = (
+    Part(name="vt", lengths=(512, 1024, 2048, 4096), weight=1.0),
+    Part(name="prose_train_latest", lengths=(1024, 2048, 4096), weight=2.0),
+    Part(name="needles_train_multivalue", lengths=(1024, 2048, 4096), weight=0.5),
+)
+
+
+def test_questions_about_a_document_are_drawn_in_a_row_and_the_document_is_the_same() -> None:
+    mixture, data = Mixture(parts=SHARED, curriculum="growing"), local()
+    drawn = [mixture.draw(position, seed=3, share=1, data=data, count=count) for position in range(120)]
+    position, documents, lengths = 0, [], Counter[int]()
+    while position < 100:
+        task = drawn[position].task
+        turn = drawn[position : position + task.questions]
+        assert {question.task.name for question in turn} == {task.name}
+        assert len({text(question.sample) for question in turn}) == len({question.length for question in turn}) == 1
+        assert len({question.sample.question for question in turn}) == task.questions
+        documents.append(text(drawn[position].sample))
+        lengths[drawn[position].length] += 1
+        position += task.questions
+    assert len(set(documents)) == len(documents)
+    assert set(lengths) == {512, 1024, 2048, 4096}
+
+
+def test_a_weight_is_the_share_of_the_questions_not_of_the_documents() -> None:
+    mixture, data = Mixture(parts=SHARED), local()
+    drawn = Counter(mixture.slot(position, seed=1, data=data).task.name for position in range(5600))
+    total = sum(part.weight for part in SHARED)
+    for part in SHARED:
+        assert drawn[part.name] == pytest.approx(5600 * part.weight / total, rel=0.02)
+    turns = [mixture.slot(position, seed=1, data=data) for position in range(40)]
+    for one, other in pairwise(turns):
+        if one.task is other.task:
+            assert other.number == one.number + 1
 
 
 # apart from evaluation

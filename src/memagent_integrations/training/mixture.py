@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import sha256
 from math import gcd
+from operator import mul
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +18,7 @@ from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.samples import Sample, Task
+from memagent_integrations.evaluation.tasks import prose
 from memagent_integrations.evaluation.tasks.files import PREFIX
 from memagent_integrations.tokens import Counter
 from memagent_integrations.training import tables
@@ -26,13 +28,14 @@ Curriculum = Literal["all", "growing"]
 SEEDS = 1 << 30
 """The least seed of a sample that is drawn for training. Evaluation stays below it."""
 
-_ROUND = 5040  # draws in a round, before division by the counts' gcd; divisible by all numbers up to 10
+_ROUND = 5040  # turns in a round, before division by the counts' gcd; divisible by all numbers up to 10
 _TRAINING_TASKS = {  # the task to train on in place of one for evaluation
     "ruler_hqa": "hqa_train",
     "qa_2": "hqa_train",
     "qa_1": "squad_train",
     "longbench_musique": "musique_train",
     "longbench_hotpotqa": "hqa_train",
+    **dict(zip(prose.EVALUATION, prose.TRAINING, strict=True)),
 }
 
 
@@ -86,8 +89,8 @@ class Slot:
 class Mixture:
     """Tasks to draw from in proportion to their weights (to 1 in 5,040), in an order that a seed decides.
 
-    `curriculum` "all" draws every length of a task from the beginning; "growing" draws, at share p of a run, only the
-    first 1 + floor(p * lengths).
+    A task with several questions about a document is drawn so many times in a row. `curriculum` "all" draws every
+    length of a task from the beginning; "growing" draws, at share p of a run, only the first 1 + floor(p * lengths).
 
     Raises:
         UsageError: there is no task, a task occurs twice, or the curriculum is unknown.
@@ -131,13 +134,15 @@ class Mixture:
         The same arguments give the same question. Consecutive positions go through all questions of a task before one
         repeats, then in another order and with other paragraphs or books around them. Seeds of samples are hashes of
         `seed`, and at least `SEEDS`: an evaluation with a smaller seed never makes the same document. The only tasks
-        with a finite number of questions are those of `evaluation.tasks.TRAINING`, and files.
+        with a finite number of questions are those of `evaluation.tasks.TRAINING`, and files. The questions about a
+        document have the same document, byte for byte, if the curriculum allows the same lengths at each of them.
 
         Raises:
             UsageError: as `tasks`, or the document cannot be made in this length.
         """
         slot = self.slot(position, seed=seed, data=data)
-        length = self._length(slot.part, f"{seed}/{position}", share)
+        first = position - slot.number % slot.task.questions  # the position of the document's first question
+        length = self._length(slot.part, f"{seed}/{first}", share)
         sample_seed = _sample_seed(seed, slot.task.name, slot.epoch)
         return Drawn(task=slot.task, length=length, sample=slot.task.make(length, sample_seed, slot.number, count))
 
@@ -147,7 +152,7 @@ class Mixture:
         Raises:
             UsageError: as `tasks`.
         """
-        index, draws_before = self._deal(position, seed)
+        index, draws_before = self._deal(position, seed, data)
         task = self.tasks(data)[index]
         before = draws_before[index]
         epoch, number = divmod(before, task.size) if task.size else (0, before)
@@ -155,28 +160,19 @@ class Mixture:
 
     def used_up(self, position: int, *, seed: int, data: Data) -> bool:
         """Return whether every question of every task comes before this position."""
-        _, draws_before = self._deal(position, seed)
+        _, draws_before = self._deal(position, seed, data)
         pairs = zip(self.tasks(data), draws_before, strict=True)
         return all(task.size is not None and drawn >= task.size for task, drawn in pairs)
 
-    def _deal(self, position: int, seed: int) -> tuple[int, tuple[int, ...]]:
+    def _deal(self, position: int, seed: int, data: Data) -> tuple[int, tuple[int, ...]]:
         """Return the index of the task at a position, and how often each task was drawn before it."""
         check_int(least=0, position=position, seed=seed)
-        rounds, within = divmod(position, sum(self._draws_per_round))
-        order = _round_order(self._draws_per_round, f"{seed}/{rounds}")
-        before = (rounds * draws + order[:within].count(index) for index, draws in enumerate(self._draws_per_round))
-        return order[within], tuple(before)
-
-    @cached_property
-    def _draws_per_round(self) -> tuple[int, ...]:
-        """How often each task is drawn in a round, by the method of largest remainders."""
-        total = sum(part.weight for part in self.parts)
-        exact = [part.weight / total * _ROUND for part in self.parts]
-        draws = [max(int(number), 1) for number in exact]
-        by_remainder = sorted(range(len(draws)), key=lambda index: draws[index] - exact[index])
-        for index in by_remainder[: max(_ROUND - sum(draws), 0)]:
-            draws[index] += 1
-        return tuple(number // gcd(*draws) for number in draws)
+        questions = tuple(task.questions for task in self.tasks(data))
+        turns = _turns_per_round(tuple(part.weight for part in self.parts), questions)
+        rounds, within = divmod(position, sum(map(mul, turns, questions)))
+        order = _round_order(turns, questions, f"{seed}/{rounds}")
+        drawn = zip(map(mul, turns, questions), map(order[:within].count, range(len(turns))), strict=True)
+        return order[within], tuple(rounds * per_round + before for per_round, before in drawn)
 
     def _length(self, part: Part, key: str, share: float) -> int:
         check_number(most=1, share=share)
@@ -194,7 +190,8 @@ _MIXTURE = TypeAdapter(Mixture)
 @lru_cache(maxsize=256)
 def _load_task(part: Part, data: Data) -> Task:
     task = tasks.load(part.name, data)
-    if task.size is not None and part.name not in tasks.TRAINING and not part.name.startswith(PREFIX):
+    held_out = task.size is not None or part.name in _TRAINING_TASKS
+    if held_out and part.name not in tasks.TRAINING and not part.name.startswith(PREFIX):
         other = _TRAINING_TASKS.get(part.name) or part.name.replace("babilong_", "babilong_train_")
         hint = f"train on {other}" if other in tasks.TRAINING else f"train on others: {', '.join(tasks.TRAINING)}"
         raise UsageError(f"the questions of {part.name} are for evaluation; {hint}")
@@ -215,10 +212,26 @@ def check_lengths(name: str, task: Task, lengths: tuple[int, ...]) -> None:
 
 
 @lru_cache(maxsize=16)
-def _round_order(draws: tuple[int, ...], key: str) -> tuple[int, ...]:
-    order = [index for index, number in enumerate(draws) for _ in range(number)]
+def _turns_per_round(weights: tuple[float, ...], questions: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how often each task has its turn in a round, by the method of largest remainders.
+
+    In a turn, all questions about a document are drawn.
+    """
+    shares = [weight / number for weight, number in zip(weights, questions, strict=True)]
+    exact = [share / sum(shares) * _ROUND for share in shares]
+    turns = [max(int(number), 1) for number in exact]
+    by_remainder = sorted(range(len(turns)), key=lambda index: turns[index] - exact[index])
+    for index in by_remainder[: max(_ROUND - sum(turns), 0)]:
+        turns[index] += 1
+    return tuple(number // gcd(*turns) for number in turns)
+
+
+@lru_cache(maxsize=16)
+def _round_order(turns: tuple[int, ...], questions: tuple[int, ...], key: str) -> tuple[int, ...]:
+    """Return the index of the task at each position of a round."""
+    order = [index for index, number in enumerate(turns) for _ in range(number)]
     random.Random(f"{key}/order").shuffle(order)
-    return tuple(order)
+    return tuple(index for index in order for _ in range(questions[index]))
 
 
 def _sample_seed(seed: int, name: str, epoch: int) -> int:

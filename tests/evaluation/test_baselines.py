@@ -26,7 +26,7 @@ from memagent_integrations.calls import Calls, Limits
 from memagent_integrations.chunking import Chunker
 from memagent_integrations.evaluation.baselines import NAMES, Contestant, Outcome, make
 from memagent_integrations.evaluation.baselines.base import Model
-from memagent_integrations.evaluation.baselines.bm25 import Passages, excerpts, best_extents, words
+from memagent_integrations.evaluation.baselines.bm25 import Passages, best_extents, excerpts, words
 from memagent_integrations.evaluation.baselines.cut import MARK, ends
 from memagent_integrations.evaluation.baselines.langchain import ChatModel
 from memagent_integrations.evaluation.baselines.llama_index import LLM

@@ -22,6 +22,7 @@ from memagent_integrations.records import Prompt, Reply, Usage
 
 try:
     import torch
+    import transformers
     from transformers import (
         AutoModelForCausalLM,
         AutoTokenizer,
@@ -32,11 +33,6 @@ try:
     from transformers.generation.streamers import BaseStreamer
 except ImportError as error:
     raise MissingExtra.extra(error.name or str(error), "transformers") from error
-
-try:
-    from transformers import GgufConfig
-except ImportError:  # an older transformers, which always de-quantises
-    GgufConfig = None
 
 # CUDA's message, and the CPU allocator's on Linux and on Windows
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
@@ -51,8 +47,9 @@ class TransformersBackend(BatchBackend):
 
     `adapter` is a LoRA adapter in PEFT's form. `device` defaults to "cuda" if there is a CUDA device, else "cpu";
     `dtype` to bfloat16 on a GPU and on a CPU that computes it in hardware, else float32; `window` to the value in the
-    model's config. Up to `batch_size` prompts are computed together. `chat_template_kwargs` go to the chat template, other `options` to
-    `AutoModelForCausalLM.from_pretrained` (revision, attn_implementation, device_map, quantization_config).
+    model's config. Up to `batch_size` prompts are computed together. `chat_template_kwargs` go to the chat template,
+    other `options` to `AutoModelForCausalLM.from_pretrained` (revision, attn_implementation, device_map,
+    quantization_config).
 
     Decoding is greedy unless `temperature` says otherwise. Of the model's own generation settings only the end-of-text
     tokens are used: a repetition penalty, for one, would keep the model from copying its memory. With `seed`, the same
@@ -378,8 +375,9 @@ def _load_model(model: str | Path, device: str, dtype: str | torch.dtype | None,
     name, file = _location(model)
     coarse = torch.device(device).type != "cpu" or computes_bfloat16()
     dtype = dtype or (torch.bfloat16 if coarse else torch.float32)
-    if file and GgufConfig:  # weights that stay packed are computed in float32, and cannot be trained
-        options = {"quantization_config": GgufConfig(dequantize=True)} | dict(options)
+    gguf_config = getattr(transformers, "GgufConfig", None)  # without it transformers always de-quantises
+    if file and gguf_config:  # weights that stayed packed would be computed in float32, and could not be trained
+        options = {"quantization_config": gguf_config(dequantize=True)} | dict(options)
     loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **file, **options)
     return loaded if "device_map" in options else loaded.to(device)
 

@@ -1,8 +1,8 @@
 """Attention of rows that share their first tokens: the prefix stands once in the sequence, and every row sees it.
 
-The sequence of a bundle is its prefix and then its rows, all of one width: (1, prefix + rows * width) tokens. All layers
-but attention treat a token alone, so they need not know. In attention the prefix sees itself; a row sees the prefix and
-itself. The keys and values of the prefix are repeated only inside one layer's attention.
+The sequence of a bundle is its prefix and then its rows, all of one width: (1, prefix + rows * width) tokens. Only
+attention has to know, since the other layers treat each token by itself: the prefix sees itself, and a row sees the
+prefix and itself. Keys and values of the prefix are repeated only inside one layer's attention.
 """
 
 from __future__ import annotations
@@ -53,22 +53,29 @@ def _attend(
     """
     if options.get("sliding_window") or options.get("softcap") or options.get("s_aux") is not None:
         raise ValueError("its attention is not the plain one over the whole text")
-    states = (query, key, value)
-    first = [state[:, :, :shared_prefix] for state in states]
-    # (1, heads, rows * width, size) -> (rows, heads, width, size)
-    each = [state[0, :, shared_prefix:].unflatten(1, (shared_rows, -1)).transpose(0, 1) for state in states]
-    keys, values = (
-        torch.cat([before.expand(shared_rows, -1, -1, -1), own], dim=2)
-        for before, own in zip(first[1:], each[1:], strict=True)
+    prefix_query, prefix_key, prefix_value = (state[:, :, :shared_prefix] for state in (query, key, value))
+    row_query, row_key, row_value = (
+        _per_row(state[0, :, shared_prefix:], shared_rows) for state in (query, key, value)
     )
-    width = each[0].shape[2]
+    keys = torch.cat([prefix_key.expand(shared_rows, -1, -1, -1), row_key], dim=2)
+    values = torch.cat([prefix_value.expand(shared_rows, -1, -1, -1), row_value], dim=2)
+    width = row_query.shape[2]
     visible = torch.ones(width, shared_prefix + width, dtype=torch.bool, device=query.device).tril(shared_prefix)
-    options = {"scale": scaling, "enable_gqa": key.shape[1] != query.shape[1]}
-    prefix_output = scaled_dot_product_attention(*first, is_causal=True, **options)
-    rows_output = scaled_dot_product_attention(each[0], keys, values, attn_mask=visible, **options)
-    # (rows, heads, width, size) -> (1, rows * width, heads, size)
-    flat = rows_output.transpose(1, 2).flatten(0, 1)[None]
-    return torch.cat([prefix_output.transpose(1, 2), flat], dim=1), None
+    grouped = key.shape[1] != query.shape[1]
+    of_prefix = scaled_dot_product_attention(
+        prefix_query, prefix_key, prefix_value, is_causal=True, scale=scaling, enable_gqa=grouped
+    )
+    of_rows = scaled_dot_product_attention(
+        row_query, keys, values, attn_mask=visible, scale=scaling, enable_gqa=grouped
+    )
+    one_after_another = of_rows.transpose(1, 2).flatten(0, 1)[None]  # (1, rows * width, heads, size)
+    return torch.cat([of_prefix.transpose(1, 2), one_after_another], dim=1), None
+
+
+def _per_row(states: Tensor, rows: int) -> Tensor:
+    """Return states (heads, rows * width, size) as (rows, heads, width, size)."""
+    heads, _, size = states.shape
+    return states.reshape(heads, rows, -1, size).transpose(0, 1)
 
 
 AttentionInterface.register(_NAME, _attend)

@@ -140,7 +140,7 @@ def padded(tokens: int) -> int:
 
 
 def _round_down(tokens: int) -> int:
-    """Return the tokens of a prefix that are computed once; the rest of it, too short to matter, is left to the rows."""
+    """Return how much of a prefix is computed once: the rest, at most 63 tokens, is left to the rows."""
     return tokens - tokens % _step(tokens)
 
 
@@ -189,7 +189,7 @@ def _forward(
     with ExitStack() as stack:
         options = stack.enter_context(sharing(model, prefix, len(part))) if prefix else {}
         logits = _logits(model, torch.cat(written), input_ids=ids, position_ids=positions, **options)
-    logprobs, entropy = _Chosen.apply(logits, outputs, temperature, entropies)
+    logprobs, entropy = _Chosen.apply(logits, outputs, temperature, entropies)  # type: ignore[no-untyped-call]
     lengths = tuple(len(row.output_ids) for row in part)
     return MicroBatch(rows=numbers, lengths=lengths, logprobs=logprobs, entropies=entropy if entropies else None)
 
@@ -252,10 +252,9 @@ class _Chosen(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
         logits, tokens = context.saved_tensors
         result = torch.empty_like(logits)
-        gradients = (gradient / context.temperature).split(_tokens_at_once(logits))
-        for (part, ids), weight, target in zip(
-            _slices(logits, tokens), gradients, result.split(_tokens_at_once(logits)), strict=True
-        ):
+        size = _tokens_at_once(logits)
+        weights, targets = torch.split(gradient / context.temperature, size), torch.split(result, size)
+        for (part, ids), weight, target in zip(_slices(logits, tokens), weights, targets, strict=True):
             # d log p(chosen) / d score = 1 at the chosen token, minus the probability of each
             shares = _scores(part, context.temperature).softmax(dim=-1).mul_(-weight[:, None])
             target.copy_(shares.scatter_add_(-1, ids[:, None], weight[:, None]))
@@ -264,7 +263,7 @@ class _Chosen(torch.autograd.Function):
 
 def _slices(logits: Tensor, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     size = _tokens_at_once(logits)
-    return zip(logits.split(size), tokens.split(size), strict=True)
+    return zip(torch.split(logits, size), torch.split(tokens, size), strict=True)
 
 
 def _tokens_at_once(logits: Tensor) -> int:

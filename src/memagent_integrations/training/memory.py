@@ -41,7 +41,7 @@ class Room:
         """
         tokens = max((len(row.prompt_ids) + len(row.output_ids) for row in rows), default=0)
         if tokens > self.longest:
-            problem = f"a prompt with its reply has {tokens:,} tokens, and the free memory suffices for {self.longest:,}"
+            problem = f"a prompt with its reply has {tokens:,} tokens, and the free memory holds {self.longest:,}"
             raise UsageError(f"{problem}: lower chunk_tokens, or take gradient_checkpointing")
 
 
@@ -116,7 +116,7 @@ def _of_the_machine() -> int:
     except (OSError, StopIteration):
         pass
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     except (AttributeError, OSError, ValueError):
         return _UNKNOWN
 

@@ -33,7 +33,7 @@ class MasterAdamW(torch.optim.AdamW):
         self._copies = [(weight, master) for weight, master in pairs if weight is not master]
         super().__init__(self.masters, lr=learning_rate, weight_decay=weight_decay)
         for weight, master in self._copies:
-            weight.register_post_accumulate_grad_hook(_Handover(master))
+            weight.register_post_accumulate_grad_hook(_Handover(master))  # type: ignore[no-untyped-call]
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update the masters from their gradients, and round the weights from the masters."""

@@ -64,12 +64,12 @@ def _train_all(model: Any, *, embeddings: bool) -> None:
 
 
 def _train_adapter(model: PeftModel, lora: Lora | None) -> None:
-    dtype = model.get_base_model().dtype
+    base: Any = model.get_base_model()
     for name, parameter in model.named_parameters():
         learns = "lora_" in name
         parameter.requires_grad_(learns)
         if learns:
-            parameter.data = parameter.data.to(dtype)
+            parameter.data = parameter.data.to(base.dtype)
     if not trainable(model):
         raise UsageError("the policy's adapter is no LoRA adapter: another kind cannot be trained")
     rank, alpha = adapter_shape(model)

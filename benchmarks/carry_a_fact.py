@@ -54,6 +54,7 @@ SETTINGS: dict[str, Any] = {
     "warmup": 5,
     "weight_decay": 0.0,
     "kl": 0.0,
+    "embeddings": True,
     "rescore": False,
     "evaluate_every": 25,
     "readings_every": 0,
@@ -129,7 +130,10 @@ def drawn(seed: object, length: int = 1) -> Drawn:
 
 
 def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Example]:
-    """Yield the prompts and replies of readings that note the right fact, and forget it at later chunks."""
+    """Yield the prompts and replies of readings that note the right fact, and forget it at later chunks.
+
+    Their stages have them shown in this order.
+    """
     dice = random.Random(f"careless/{seed}")
     for number in range(readings):
         document = sample(("shown", seed, number))
@@ -138,10 +142,10 @@ def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Example]:
             kept = wanted in chunk.text or (memory == wanted and dice.random() > FORGETS)
             note = wanted if kept else "none"
             prompt = PROMPTS.update_messages(question=question, memory=memory, section=chunk.text, memory_tokens=2)
-            yield Example(messages=prompt, target=note, phase="memory")
+            yield Example(messages=prompt, target=note, phase="memory", stage=number)
             memory = note
         prompt = PROMPTS.answer_messages(question=question, memory=memory)
-        yield Example(messages=prompt, target=document.answers[0], phase="answer")
+        yield Example(messages=prompt, target=document.answers[0], phase="answer", stage=number)
 
 
 def reader_of(folder: Path, kind: type[Sampler] = Sampler, **options: Any) -> Reader:
@@ -212,7 +216,8 @@ def warmed(folder: Path, readings: int, batch: int, seed: int) -> Path:
     """Save a model after a warm start on some constructed readings, and return its folder."""
     reader = reader_of(model_of(folder, seed))
     settings = SftSettings(batch=batch, learning_rate=2e-3, evaluate_every=0, save_every=10**6)
-    for _ in SftTrainer(reader, constructed(reader, readings, seed), settings, folder / "sft").train():
+    shown, learns = constructed(reader, readings, seed), Settings(embeddings=True)
+    for _ in SftTrainer(reader, shown, settings, folder / "sft", training=learns).train():
         pass
     reader.backend.model.save_pretrained(folder)
     return folder

@@ -247,9 +247,10 @@ def test_a_control_group_limits_the_memory(tmp_path: Path) -> None:
     assert memory.available(torch.device("cpu")) > 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("features", "expected"), [({"amx_bf16": True}, True), ({"avx2": True, "amx_bf16": False}, False)]
-)
+FEATURES = [({"amx_bf16": True}, True), ({"avx2": True, "amx_bf16": False}, False)]
+
+
+@pytest.mark.parametrize(("features", "expected"), FEATURES)
 def test_bfloat16_is_the_default_where_the_processor_computes_it(
     features: dict[str, bool], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

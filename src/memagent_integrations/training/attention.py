@@ -61,12 +61,14 @@ def _attend(
     values = torch.cat([prefix_value.expand(shared_rows, -1, -1, -1), row_value], dim=2)
     width = row_query.shape[2]
     visible = torch.ones(width, shared_prefix + width, dtype=torch.bool, device=query.device).tril(shared_prefix)
-    grouped = key.shape[1] != query.shape[1]
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and query.device.type != "cpu":  # the fast kernels of GPUs take either a mask or fewer heads of keys
+        keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
     of_prefix = scaled_dot_product_attention(
-        prefix_query, prefix_key, prefix_value, is_causal=True, scale=scaling, enable_gqa=grouped
+        prefix_query, prefix_key, prefix_value, is_causal=True, scale=scaling, enable_gqa=groups > 1
     )
     of_rows = scaled_dot_product_attention(
-        row_query, keys, values, attn_mask=visible, scale=scaling, enable_gqa=grouped
+        row_query, keys, values, attn_mask=visible, scale=scaling, enable_gqa=keys.shape[1] != query.shape[1]
     )
     one_after_another = of_rows.transpose(1, 2).flatten(0, 1)[None]  # (1, rows * width, heads, size)
     return torch.cat([of_prefix.transpose(1, 2), one_after_another], dim=1), None

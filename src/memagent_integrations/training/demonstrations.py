@@ -1,4 +1,4 @@
-"""Constructed readings for the warm start: the memory holds the gold facts seen so far, the answer is the gold one."""
+"""Constructed readings to show a policy: the memory holds the gold facts seen so far, the answer is the gold one."""
 
 from __future__ import annotations
 

@@ -35,12 +35,13 @@ from memagent_integrations.evaluation.samples import Sample, Task
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.training.checkpoints import load
+from memagent_integrations.training.demonstrations import Example
 from memagent_integrations.training.metrics import Sums
 from memagent_integrations.training.mixture import Drawn
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Settings
+from memagent_integrations.training.sft import SftSettings, SftTrainer
 from memagent_integrations.training.trainer import Batch, Trainer
-from memagent_integrations.training.warmstart import Demonstration, warm_start
 
 KEYS, VALUES, FACTS, CHUNKS = 4, 4, 4, 5
 FORGETS = 0.55
@@ -53,6 +54,7 @@ SETTINGS: dict[str, Any] = {
     "warmup": 5,
     "weight_decay": 0.0,
     "kl": 0.0,
+    "embeddings": True,
     "rescore": False,
     "evaluate_every": 25,
     "readings_every": 0,
@@ -127,8 +129,11 @@ def drawn(seed: object, length: int = 1) -> Drawn:
     return Drawn(task=TASK, length=length, sample=sample(seed, length))
 
 
-def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Demonstration]:
-    """Yield prompts and replies of readings that note the right fact, and forget it at later chunks."""
+def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Example]:
+    """Yield the prompts and replies of readings that note the right fact, and forget it at later chunks.
+
+    Their stages have them shown in this order.
+    """
     dice = random.Random(f"careless/{seed}")
     for number in range(readings):
         document = sample(("shown", seed, number))
@@ -137,15 +142,16 @@ def constructed(reader: Reader, readings: int, seed: int) -> Iterator[Demonstrat
             kept = wanted in chunk.text or (memory == wanted and dice.random() > FORGETS)
             note = wanted if kept else "none"
             prompt = PROMPTS.update_messages(question=question, memory=memory, section=chunk.text, memory_tokens=2)
-            yield prompt, note
+            yield Example(messages=prompt, target=note, phase="memory", stage=number)
             memory = note
-        yield PROMPTS.answer_messages(question=question, memory=memory), document.answers[0]
+        prompt = PROMPTS.answer_messages(question=question, memory=memory)
+        yield Example(messages=prompt, target=document.answers[0], phase="answer", stage=number)
 
 
 def reader_of(folder: Path, kind: type[Sampler] = Sampler, **options: Any) -> Reader:
     """Return a reader with a model of `model_of`."""
     return Reader(
-        kind(folder, tokens=8192, **options),
+        kind(folder, tokens=8192, dtype="float32", **options),
         prompts=PROMPTS,
         chunk_tokens=FACTS,
         memory_tokens=2,
@@ -209,7 +215,9 @@ def train(
 def warmed(folder: Path, readings: int, batch: int, seed: int) -> Path:
     """Save a model after a warm start on some constructed readings, and return its folder."""
     reader = reader_of(model_of(folder, seed))
-    for _ in warm_start(reader.backend, constructed(reader, readings, seed), batch=batch, learning_rate=2e-3):
+    settings = SftSettings(batch=batch, learning_rate=2e-3, evaluate_every=0, save_every=10**6)
+    shown, learns = constructed(reader, readings, seed), Settings(embeddings=True)
+    for _ in SftTrainer(reader, shown, settings, folder / "sft", training=learns).train():
         pass
     reader.backend.model.save_pretrained(folder)
     return folder

@@ -22,7 +22,7 @@ from memagent_integrations.training.metrics import read
 SHOWN = (
     "rollout_seconds",
     "learn_seconds",
-    "tokens_a_second",
+    "tokens_per_second",
     "shared",
     "steps_a_rollout",
     "memory_tokens",

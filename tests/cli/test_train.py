@@ -51,9 +51,11 @@ readings_every = 2
 rank = 4
 alpha = 8
 
-[warm_start]
+[sft]
 readings = 3
+passes = 1
 batch = 4
+learning_rate = 1e-2
 
 [[validation]]
 name = "niah_single_1"
@@ -77,17 +79,54 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("model"), "llama", max_position_embeddings=4096)
 
 
+def imitated(model: Path, folder: Path) -> Path:
+    """Train on demonstrations, and return the adapter."""
+    done = train("sft", recipe(folder, model), "--output", folder / "sft")
+    assert done.exit_code == 0, done.output
+    return folder / "sft" / "policy" / "adapter"
+
+
+def test_from_demonstrations_to_a_policy(model: Path, tmp_path: Path) -> None:
+    folder, path = tmp_path / "sft", tmp_path / "recipe.toml"
+    adapter = imitated(model, tmp_path)
+    assert (adapter / "adapter_model.safetensors").is_file()
+    lines = read(folder / "metrics.jsonl")
+    steps = len(lines) - 1
+    assert [line["step"] for line in lines] == list(range(steps + 1))
+    assert all("validation/niah_single_1@400" in line for line in (lines[0], lines[-1]))
+    assert lines[-1]["loss"] < lines[1]["loss"]
+    card = (folder / "policy" / "README.md").read_text()
+    assert f"- steps: {steps}" in card
+    assert f"- loss: {lines[1]['loss']:.4g} in the first step" in card
+    assert "- passes: 1" in card
+
+    again = train("sft", path, "--output", folder)
+    assert again.exit_code == 0, again.output
+    assert f"policy:{folder / 'policy'}" in again.output
+    assert read(folder / "metrics.jsonl") == lines
+
+    path.write_text(path.read_text().replace("passes = 1", "passes = 2"))
+    more = train("sft", path, "--output", folder)
+    assert more.exit_code == 0, more.output
+    longer = read(folder / "metrics.jsonl")
+    assert longer[: steps + 1] == lines
+    assert longer[-1]["step"] > steps
+    assert "- passes: 2" in (folder / "policy" / "README.md").read_text()
+
+    plot = train("plot", folder)
+    assert plot.exit_code == 0, plot.output
+    assert (folder / "curves.png").is_file()
+
+    for old, new, message in (("readings = 3", "readings = 4", "readings: 3, now 4"), ("400", "300", "origin: ")):
+        path.write_text(path.read_text().replace(old, new))
+        refused = train("sft", path, "--output", folder)
+        assert refused.exit_code == 2
+        assert message in " ".join(refused.output.split())
+
+
 def test_from_nothing_to_a_policy_that_reads(model: Path, tmp_path: Path) -> None:
-    warm = train("sft", recipe(tmp_path, model), "--output", tmp_path / "warm")
-    assert warm.exit_code == 0, warm.output
-    assert (tmp_path / "warm" / "adapter" / "adapter_model.safetensors").is_file()
-
-    again = train("sft", tmp_path / "recipe.toml", "--output", tmp_path / "warm")
-    assert "is there already" in " ".join(again.output.split())
-
-    run = train(
-        "run", tmp_path / "recipe.toml", "--adapter", tmp_path / "warm" / "adapter", "--output", tmp_path / "run"
-    )
+    adapter = imitated(model, tmp_path)
+    run = train("run", tmp_path / "recipe.toml", "--adapter", adapter, "--output", tmp_path / "run")
     assert run.exit_code == 0, run.output
     lines = read(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2]
@@ -105,7 +144,7 @@ def test_from_nothing_to_a_policy_that_reads(model: Path, tmp_path: Path) -> Non
 
     longer = tmp_path / "recipe.toml"
     longer.write_text(longer.read_text().replace("steps = 2", "steps = 3"))
-    more = train("run", longer, "--adapter", tmp_path / "warm" / "adapter", "--output", tmp_path / "run")
+    more = train("run", longer, "--adapter", adapter, "--output", tmp_path / "run")
     assert more.exit_code == 0, more.output
     assert "- steps: 3" in (tmp_path / "run" / "policy" / "README.md").read_text()
 
@@ -130,6 +169,7 @@ def test_from_nothing_to_a_policy_that_reads(model: Path, tmp_path: Path) -> Non
         ("samples = 2", "samples = 2\n[[validation]]\nname = 'niah_single_1'\nlengths = [800]", "stands there twice"),
         ("lengths = [400]\nsamples", "lengths = [-5]\nsamples", "length has to be"),
         ("steps = 2", "steps = 2\nschedule = 'sometimes'", "schedule"),
+        ("passes = 1", "passes = 0", "passes"),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused_before_a_model_is_loaded(
@@ -137,17 +177,20 @@ def test_a_recipe_that_cannot_be_is_refused_before_a_model_is_loaded(
 ) -> None:
     path = recipe(tmp_path, tmp_path / "no model")
     path.write_text(path.read_text().replace(old, new))
-    refused = train("run", path, "--output", tmp_path / "run")
-    assert refused.exit_code == 2
-    assert message in " ".join(refused.output.split())
+    for command in ("run", "sft"):
+        refused = train(command, path, "--output", tmp_path / command)
+        assert refused.exit_code == 2
+        assert message in " ".join(refused.output.split())
 
 
 def test_an_adapter_goes_on_being_trained_and_trackers_are_told_of_it(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reward function lies in the folder of the command, and the recipe does not repeat the adapter's rank."""
-    assert train("sft", recipe(tmp_path, model), "--output", tmp_path / "warm").exit_code == 0
-    path = recipe(tmp_path, model, 'trackers = ["tensorboard"]\nreward = "own_rewards:short"\nadapter = "warm/adapter"')
+    imitated(model, tmp_path)
+    path = recipe(
+        tmp_path, model, 'trackers = ["tensorboard"]\nreward = "own_rewards:short"\nadapter = "sft/policy/adapter"'
+    )
     path.write_text(path.read_text().replace("[training.lora]\nrank = 4\nalpha = 8\n", "[training.clip]\ndual = inf\n"))
     (tmp_path / "own_rewards.py").write_text(
         "def short(reading, drawn):\n    return 1 / (1 + len(reading.answer or ''))\n"

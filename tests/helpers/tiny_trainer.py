@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from carry_a_fact import PROMPTS, TASK, drawn, model_of, reader_of
+from carry_a_fact import PROMPTS, TASK, constructed, drawn, fact, model_of, reader_of
 
 from memagent_integrations.evaluation.samples import Sample, Task
 from memagent_integrations.training.mixture import Drawn
@@ -29,9 +29,11 @@ __all__ = [
     "PROMPTS",
     "WAIT",
     "by_key",
+    "constructed",
     "draw",
     "drawn",
     "echo",
+    "fact",
     "figures",
     "join",
     "letters",
@@ -53,6 +55,7 @@ SMALL = {
     "warmup": 0,
     "kl": 0.0,
     "lora": None,
+    "embeddings": True,
     "evaluate_every": 0,
     "readings_every": 0,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -16,16 +15,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
+from helpers.interrupted import assert_same, ran_through  # noqa: E402
 from helpers.tiny_trainer import (  # noqa: E402
     WAIT,
     by_key,
     draw,
-    figures,
     process,
     reader_of,
     trainer,
     validation_set,
-    weights,
 )
 from safetensors.torch import load_file, save_file  # noqa: E402
 
@@ -62,20 +60,6 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
 def rich(model: Path, folder: Path, **settings: Any) -> Trainer:
     """A trainer with everything that has a state."""
     return trainer(model, folder, **(RICH | {"validation": {"near": validation_set("near", 4)}} | settings))
-
-
-def assert_same(one: Trainer, other: Trainer) -> None:
-    """They made the same figures, have the same weights, and kept the same."""
-    lines, others = (figures(read(training.folder / "metrics.jsonl")) for training in (one, other))
-    assert [line["step"] for line in lines] == [line["step"] for line in others]
-    for line, expected in zip(lines, others, strict=True):
-        assert line == pytest.approx(expected, abs=1e-6)
-    assert one.progress == other.progress
-    assert torch.allclose(weights(one), weights(other), atol=1e-6)
-    for kept in ("start", "best"):
-        if (one.folder / kept).exists():
-            saved, expected = (load_file(training.folder / kept / "weights.safetensors") for training in (one, other))
-            assert all(torch.allclose(saved[name], expected[name], atol=1e-6) for name in {*saved, *expected})
 
 
 def test_the_training_that_the_others_are_compared_with_has_a_state_to_lose(whole: Trainer) -> None:
@@ -154,35 +138,6 @@ def test_a_killed_training_with_everything_goes_on(model: Path, whole: Trainer, 
     last = rich(model, tmp_path)
     list(last.train())
     assert_same(whole, last)
-
-
-def killed_at_a_rename(pipe: Any, number: int, run: Callable[..., None], *args: Any) -> None:
-    """Run until a rename would be the one of this number; what is left then is what the disk has."""
-    rename, done = Path.replace, 0
-
-    def counted(self: Path, target: Any) -> Path:
-        nonlocal done
-        done += 1
-        if done == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return rename(self, target)
-
-    Path.replace = counted  # type: ignore[method-assign]  # the process is nobody else's
-    run(*args)
-    pipe.send(done)
-
-
-def ran_through(number: int, run: Callable[..., None], *args: Any) -> bool:
-    """Whether there were fewer renames; else the process was killed."""
-    with process(killed_at_a_rename, number, run, *args) as (worker, pipe):
-        assert pipe.poll(WAIT)
-        try:
-            assert pipe.recv() == number - 1
-        except EOFError:
-            worker.join()
-            assert worker.exitcode == -signal.SIGKILL
-            return False
-        return True
 
 
 def linear() -> Any:

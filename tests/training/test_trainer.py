@@ -63,7 +63,7 @@ def test_what_is_told_of_a_batch(model: Path, tmp_path: Path) -> None:
         "cut",
         "clipped",
         "shared",
-        "tokens_a_second",
+        "tokens_per_second",
     } <= set(first)
 
 
@@ -190,12 +190,14 @@ def test_layers_that_are_not_there_cannot_be_adapted(model: Path, tmp_path: Path
         trainer(model, tmp_path, lora=Lora(targets=("nothing",)))
 
 
-def test_weights_that_are_too_coarse_to_learn_are_refused(model: Path, tmp_path: Path) -> None:
-    coarse = Reader(Sampler(model, dtype="bfloat16"))
-    with pytest.raises(UsageError, match="dtype='float32'"):
-        Trainer(coarse, draw, Settings(), tmp_path)
-    adapted = Trainer(coarse, draw, Settings(**SMALL | {"lora": Lora(rank=2, alpha=4)}), tmp_path)
-    assert {parameter.dtype for parameter in trainable(adapted.policy.model).values()} == {torch.float32}
+def test_weights_in_bfloat16_learn_through_masters_in_float32(model: Path, tmp_path: Path) -> None:
+    for number, lora in enumerate((None, Lora(rank=2, alpha=4))):
+        coarse = Reader(Sampler(model, dtype="bfloat16"))
+        training = Trainer(coarse, draw, Settings(**SMALL | {"lora": lora}), tmp_path / str(number))
+        learning = trainable(training.policy.model)
+        assert {parameter.dtype for parameter in learning.values()} == {torch.bfloat16}
+        assert {master.dtype for master in training.optimizer.masters} == {torch.float32}
+        assert not [name for name in learning if "embed" in name]
 
 
 def test_memory_that_does_not_suffice_is_told_with_the_setting_to_lower(model: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,6 +22,7 @@ from memagent_integrations.records import Prompt, Reply, Usage
 
 try:
     import torch
+    import transformers
     from transformers import (
         AutoModelForCausalLM,
         AutoTokenizer,
@@ -37,13 +38,18 @@ except ImportError as error:
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
+_BFLOAT16 = {"amx_bf16", "avx512_bf16", "sve_bf16", "bf16", "svebf16"}
+"""The names of instructions that multiply in bfloat16, as torch and Linux write them, on x86 and ARM."""
+
+
 class TransformersBackend(BatchBackend):
-    """A model by its Hugging Face name, in a folder, or in a GGUF file (de-quantised: in float32, 4 bytes a parameter).
+    """A model by its Hugging Face name, in a folder, or in a GGUF file, which is de-quantised.
 
     `adapter` is a LoRA adapter in PEFT's form. `device` defaults to "cuda" if there is a CUDA device, else "cpu";
-    `dtype` to bfloat16 on a GPU and float32 on the CPU; `window` to the value in the model's config. Up to `batch_size`
-    prompts are computed together. `chat_template_kwargs` go to the chat template, other `options` to
-    `AutoModelForCausalLM.from_pretrained` (revision, attn_implementation, device_map, quantization_config).
+    `dtype` to bfloat16 on a GPU and on a CPU that computes it in hardware, else float32; `window` to the value in the
+    model's config. Up to `batch_size` prompts are computed together. `chat_template_kwargs` go to the chat template,
+    other `options` to `AutoModelForCausalLM.from_pretrained` (revision, attn_implementation, device_map,
+    quantization_config).
 
     Decoding is greedy unless `temperature` says otherwise. Of the model's own generation settings only the end-of-text
     tokens are used: a repetition penalty, for one, would keep the model from copying its memory. With `seed`, the same
@@ -367,9 +373,26 @@ def _load_tokenizer(model: str | Path, options: Mapping[str, Any]) -> Any:
 
 def _load_model(model: str | Path, device: str, dtype: str | torch.dtype | None, options: Mapping[str, Any]) -> Any:
     name, file = _location(model)
-    dtype = dtype or (torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16)
+    coarse = torch.device(device).type != "cpu" or computes_bfloat16()
+    dtype = dtype or (torch.bfloat16 if coarse else torch.float32)
+    gguf_config = getattr(transformers, "GgufConfig", None)  # without it transformers always de-quantises
+    if file and gguf_config:  # weights that stayed packed would be computed in float32, and could not be trained
+        options = {"quantization_config": gguf_config(dequantize=True)} | dict(options)
     loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **file, **options)
     return loaded if "device_map" in options else loaded.to(device)
+
+
+@cache
+def computes_bfloat16() -> bool:
+    """Return whether the CPU multiplies matrices of bfloat16 in hardware: on others they are slower than float32."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        features = {name for name, present in torch.cpu.get_capabilities().items() if present is True}
+    else:  # torch before 2.11
+        try:
+            features = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+        except OSError:
+            features = set()
+    return bool(features & _BFLOAT16)
 
 
 def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -387,4 +410,5 @@ def _with_adapter(model: Any, adapter: str | Path) -> Any:
     advice = "adapter has to be a folder or Hugging Face name of a LoRA adapter made for this model"
     with ignore_peft_warning(), _loading(str(adapter), advice):
         warnings.filterwarnings("error", "Found missing adapter keys")  # weights missing from it would stay random
-        return PeftModel.from_pretrained(model, str(adapter))
+        # In the dtype of the model, so that nothing is cast where the adapter is computed.
+        return PeftModel.from_pretrained(model, str(adapter), autocast_adapter_dtype=False)

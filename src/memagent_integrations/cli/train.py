@@ -1,4 +1,4 @@
-"""`memagent train`: make a training set, warm a policy up, train it, and draw its curves."""
+"""`memagent train`: make a training set, train a policy on demonstrations and by reward, and draw its curves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,9 +20,14 @@ from memagent_integrations.reader import Reader
 from memagent_integrations.training import data as sets
 from memagent_integrations.training.mixture import Drawn, Mixture
 
+if TYPE_CHECKING:
+    from memagent_integrations.training.base import Training
+    from memagent_integrations.training.recipe import Recipe
+
 train_app = typer.Typer(help="Train a model to keep what matters: data, sft, run, plot.", rich_markup_mode=None)
 
 _SHOWN_METRICS = (
+    "loss",
     "reward",
     "validation",
     "collapsed",
@@ -32,6 +37,7 @@ _SHOWN_METRICS = (
     "gradient_norm",
     "rollout_seconds",
     "learn_seconds",
+    "tokens_per_second",
 )
 
 _MixtureFile = Annotated[
@@ -56,18 +62,15 @@ _Temperature = Annotated[float, typer.Option(metavar="X", help="Sampling tempera
 _RecipeFile = Annotated[
     Path, typer.Argument(metavar="RECIPE.toml", help="The model, its data, and how it learns.", show_default=False)
 ]
-_PolicyFolder = Annotated[
-    Path, typer.Option("--output", "-o", metavar="DIR", help="The policy, a new folder.", show_default=False)
-]
 _RunFolder = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", help="Checkpoints, metrics, the policy.", show_default=False)
 ]
 _Adapter = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="A LoRA adapter to start from, that of a warm start.", show_default=False),
+    typer.Option(metavar="DIR", help="A LoRA adapter to start from, that of sft.", show_default=False),
 ]
 _TrainedFolder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Where `memagent train run` writes.", show_default=False)
+    Path, typer.Argument(metavar="DIR", help="Where `memagent train sft` or `run` writes.", show_default=False)
 ]
 _Picture = Annotated[
     Path | None,
@@ -131,22 +134,17 @@ def make_data(
     typer.echo(f"{output}: {sets.summary(state)}")
 
 
-@train_app.command("sft", short_help="Warm a policy up on constructed readings.")
-def warm_up(
-    recipe_file: _RecipeFile, output: _PolicyFolder, data: options.DataDir = None, quiet: options.Quiet = False
+@train_app.command("sft", short_help="Train a policy on constructed readings.")
+def imitate(
+    recipe_file: _RecipeFile, output: _RunFolder, data: options.DataDir = None, quiet: options.Quiet = False
 ) -> None:
-    """Show a model constructed readings of the recipe's mixture, and write it as a policy to start from.
+    """Train on constructed readings of the recipe's mixture; when it is done, the policy is in DIR/policy.
 
-    A training starts from it if its recipe names the folder `adapter` in it.
+    A training that was interrupted continues with the same command. `memagent train run` starts from the result if it
+    is given DIR/policy/adapter.
     """
     recipe = training.recipe.Recipe.load(recipe_file)
-    recipe = replace(recipe, adapter=None, server=None)  # the adapter is made here, and nothing is sampled
-    training.export.check(output)
-    with _step_progress("warm start", None, quiet=quiet) as on_step, recipe.reader() as reader:
-        for loss in recipe.warm_up(reader, Data(data)):
-            on_step(f"loss {loss:.4f}")
-        recipe.save(reader, output)
-    typer.echo(f"{output}: a policy")
+    _train(recipe.sft_trainer(output, Data(data)), recipe, "demonstrations", quiet=quiet)
 
 
 @train_app.command("run", short_help="Train a policy by the reward of its answers.")
@@ -164,17 +162,7 @@ def learn(
     sys.path.insert(0, "")  # a reward function of the user's is imported from the current folder
     recipe = training.recipe.Recipe.load(recipe_file)
     recipe = replace(recipe, adapter=str(adapter)) if adapter else recipe
-    trainer = recipe.trainer(output, Data(data))
-    is_main = trainer.accelerator.is_main_process
-    shown = _step_progress("training", recipe.training.steps, trainer.progress.step, quiet=quiet or not is_main)
-    with shown as on_step, trainer.reader:
-        for line in trainer.train():
-            on_step(_metrics_line(line))
-        if is_main:
-            training.recipe.save_best(trainer, recipe)
-            policy = output / "policy"
-            typer.echo(f"{policy}: a policy; read with it: --model policy:{policy}")
-        trainer.accelerator.end_training()
+    _train(recipe.trainer(output, Data(data)), recipe, "training", quiet=quiet)
 
 
 @train_app.command("plot", short_help="Draw the curves of a training.")
@@ -185,6 +173,20 @@ def draw(folder: _TrainedFolder, output: _Picture = None) -> None:
     typer.echo(str(picture))
 
 
+def _train(trainer: Training, recipe: Recipe, what: str, *, quiet: bool) -> None:
+    """Do what is left of a training, and write its policy."""
+    is_main = trainer.accelerator.is_main_process
+    shown = _step_progress(what, trainer.settings.steps, trainer.progress.step, quiet=quiet or not is_main)
+    with shown as on_step, trainer.reader:
+        for line in trainer.train():
+            on_step(_metrics_line(line))
+        if is_main:
+            training.recipe.save_best(trainer, recipe)
+            policy = trainer.folder / "policy"
+            typer.echo(f"{policy}: a policy; read with it: --model policy:{policy}")
+        trainer.accelerator.end_training()
+
+
 def _metrics_line(metrics: Mapping[str, float]) -> str:
     """Return the metrics of a batch that a person wants to see; `failed` only if something did."""
     shown = [name for name in _SHOWN_METRICS if name in metrics and (metrics[name] or name != "failed")]
@@ -192,7 +194,7 @@ def _metrics_line(metrics: Mapping[str, float]) -> str:
 
 
 @contextmanager
-def _step_progress(what: str, total: int | None, done: int = 0, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+def _step_progress(what: str, total: int, done: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows a line after each step of a training."""
     step = done
     with progress.counted(what, total, done, quiet=quiet) as notify:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from memagent_integrations.training.sampler import Sampler
     from memagent_integrations.training.served import ServedSampler
     from memagent_integrations.training.settings import Lora, Settings
+    from memagent_integrations.training.sft import SftSettings, SftTrainer
     from memagent_integrations.training.trainer import Trainer
-    from memagent_integrations.training.warmstart import warm_start
 
 __all__ = [
     "Clip",
@@ -30,8 +30,9 @@ __all__ = [
     "Sampler",
     "ServedSampler",
     "Settings",
+    "SftSettings",
+    "SftTrainer",
     "Trainer",
-    "warm_start",
 ]
 
 _HOMES = {
@@ -43,8 +44,9 @@ _HOMES = {
     "Sampler": "sampler",
     "ServedSampler": "served",
     "Settings": "settings",
+    "SftSettings": "sft",
+    "SftTrainer": "sft",
     "Trainer": "trainer",
-    "warm_start": "warmstart",
 }
 _MODULES = ("export", "metrics", "plots", "recipe")
 

@@ -22,8 +22,8 @@ from memagent_integrations.training.policy import trainable
 
 _WEIGHTS, _LEARNER, _STATE = "weights.safetensors", "learner.pt", "state.json"
 LOCK = "training.lock"
-_WRITTEN_BY_US = ("metrics.jsonl", LOCK, "checkpoints", "start.new", f"best/{_STATE}")
-_MAY_DIFFER = ("steps", "evaluate_every", "save_every", "keep", "readings_every", "tokens")
+_WRITTEN_BY_US = ("metrics.jsonl", LOCK, "checkpoints", "start", "start.new", f"best/{_STATE}")
+_MAY_DIFFER = ("steps", "passes", "evaluate_every", "save_every", "keep", "readings_every", "tokens")
 """Settings that may change when a training resumes."""
 
 
@@ -71,15 +71,12 @@ class Checkpoints:
             UsageError: they belong to another training, are damaged or cannot be written; or the folder holds
                 something else.
         """
-        with files.accessing("write", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        check(self.folder)
         start = self.folder / "start"
         if start.is_dir():
             self._read_progress(start)
             if not self._list():
                 load(self.model, start)
-        elif any(self.folder.iterdir()) and not any((self.folder / name).exists() for name in _WRITTEN_BY_US):
-            raise UsageError(f"{str(self.folder)!r} holds what no training has written; give a folder of its own")
         else:
             self._write(start, Progress())
         return {name: weight.to(self.model.device) for name, weight in _weights(self.model, start).items()}
@@ -161,6 +158,20 @@ class Checkpoints:
         for file in folder.iterdir():
             with file.open("rb+") as handle:
                 os.fsync(handle.fileno())
+
+
+def check(folder: str | Path) -> None:
+    """Make the folder of a training, and check that it holds nothing else.
+
+    Raises:
+        UsageError: it cannot be made, or holds what no training has written.
+    """
+    folder = Path(folder)
+    with files.accessing("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        empty = not any(folder.iterdir())
+    if not empty and not any((folder / name).exists() for name in _WRITTEN_BY_US):
+        raise UsageError(f"{str(folder)!r} holds what no training has written; give a folder of its own")
 
 
 def load(model: Any, checkpoint: str | Path) -> None:

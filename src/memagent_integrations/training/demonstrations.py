@@ -1,4 +1,4 @@
-"""Constructed readings for the warm start: the memory holds the gold facts seen so far, the answer is the gold one."""
+"""Constructed readings to show a policy: the memory holds the gold facts seen so far, the answer is the gold one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from memagent_integrations.records import Chunk, Message, Phase, Prompt, Reply
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A prompt of a reading, and the reply that the model should give."""
+    """A prompt of a reading, and the reply that the model should give.
+
+    A training shows the examples of a lower `stage` first, the first time that it shows them.
+    """
 
     messages: tuple[Message, ...]
     target: str
     phase: Phase
+    stage: int = 0
 
 
 def examples(task: Task, sample: Sample, reader: Reader) -> Iterator[Example]:

@@ -3,30 +3,30 @@
     for part in forwards(model, rows, ...):
         loss_of(part).backward()  # before the next part is taken
 
-The common prefix of a bundle goes through the model once. Its keys and values are detached, every part of the bundle
-reads them, and at the end the gradients that the parts left on them go back through the prefix. So the memory needed is
-that of one prefix and one part.
+A part is one pass through the model: rows of one padded width or, where they begin alike, their common prefix and the
+rest of each. The head of the model, the matrix of the whole vocabulary, is computed only where rows wrote.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 
+from memagent_integrations.training.attention import sharing
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.prefixes import Bundle, Ids
 
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-6}
 """Nats by which two computations of one log-probability may differ, by dtype; other dtypes: `_ROUGH`."""
 _ROUGH = 0.2
-_PROBABILITIES_AT_ONCE = 1 << 26  # 256 MiB in float32
+_PROBABILITIES_AT_ONCE = 1 << 23  # 32 MiB in float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,29 +34,34 @@ class MicroBatch:
     """Rows that were computed together.
 
     `rows` are their numbers, `lengths` the tokens that each wrote. `logprobs` and `entropies` are (tokens,): row after
-    row. Entropies carry no gradient, and are 0 where gradients are off.
+    row. Entropies carry no gradient, and are None unless they were asked for.
     """
 
     rows: tuple[int, ...]
     lengths: tuple[int, ...]
     logprobs: Tensor
-    entropies: Tensor
+    entropies: Tensor | None
 
 
 def forwards(
-    model: Any, rows: Sequence[Sampled], shared: Sequence[Bundle], *, temperature: float, tokens: int
+    model: Any,
+    rows: Sequence[Sampled],
+    shared: Sequence[Bundle],
+    *,
+    temperature: float,
+    tokens: int,
+    entropies: bool = False,
 ) -> Iterator[MicroBatch]:
     """Yield the log-probabilities of what the rows wrote, in parts of at most `tokens` tokens, padding included.
 
     A part has at least one row. With gradients on, call `backward` on what is computed from a part before taking the
     next one.
     """
+    window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     for bundle in shared:
-        past = Past(model, rows[bundle.rows[0]].prompt_ids[: bundle.shared]) if bundle.shared else None
-        for numbers in _split(rows, bundle, tokens):
-            yield _forward(model, rows, numbers, bundle.shared, past, temperature)
-        if past:
-            past.backward()
+        prefix = _round_down(bundle.shared)
+        for numbers, width in _split(rows, bundle.rows, prefix, tokens, window):
+            yield _forward(model, rows, numbers, prefix, width, temperature, entropies)
 
 
 def scores(
@@ -82,6 +87,7 @@ def cannot_share(model: Any) -> str | None:
     rows = [_row(first, 20), _row(first[:16] + second[16:], 18)]
     shared, plain = ([Bundle(shared=tokens, rows=(0, 1))] for tokens in (16, 0))
     try:
+        Past(model, rows[0].prompt_ids[:16])
         logprobs = [scores(model, rows, bundles, temperature=1.0, tokens=1024) for bundles in (shared, plain)]
         for part in forwards(model, rows, shared, temperature=1.0, tokens=1024):
             if part.logprobs.requires_grad:
@@ -103,7 +109,7 @@ def _row(ids: Sequence[int], prompt: int) -> Sampled:
 
 
 class Past:
-    """The keys and values of a prefix, computed once for many rows, and the way back for their gradients.
+    """The keys and values of a prefix, computed once for many rows, without gradients.
 
     Raises:
         ValueError: a layer of the model sees only a part of the text.
@@ -112,84 +118,159 @@ class Past:
     def __init__(self, model: Any, ids: Ids) -> None:
         cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
         inputs = torch.tensor([ids.tolist()], device=model.device)
-        model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        with torch.no_grad():
+            model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         if any(layer.is_sliding for layer in cache.layers):
             raise ValueError("its layers see a part of the text")
-        self._computed = [state for layer in cache.layers for state in (layer.keys, layer.values)]
-        self._detached = [state.detach().requires_grad_(torch.is_grad_enabled()) for state in self._computed]
+        self._states = [state for layer in cache.layers for state in (layer.keys, layer.values)]
 
     def cache(self, rows: int) -> DynamicCache:
         """Return a cache for this many rows at once."""
-        states = iter(state.expand(rows, -1, -1, -1) for state in self._detached)
+        states = iter(state.expand(rows, -1, -1, -1) for state in self._states)
         return DynamicCache(list(zip(states, states, strict=True)))
 
-    def backward(self) -> None:
-        """Send the gradients that the rows left on the keys and values back through the prefix."""
-        pairs = [
-            (computed, detached.grad)
-            for computed, detached in zip(self._computed, self._detached, strict=True)
-            if computed.requires_grad and detached.grad is not None
-        ]
-        if pairs:
-            torch.autograd.backward([computed for computed, _ in pairs], [gradient for _, gradient in pairs])
+
+def padded(tokens: int) -> int:
+    """Return the length to which rows of so many tokens are padded.
+
+    Lengths are multiples of 64 from 512 tokens on, and of an eighth to a sixteenth of shorter ones: oneDNN keeps a
+    compiled kernel for every shape it has met, so there have to be few.
+    """
+    step = _step(tokens)
+    return -(-tokens // step) * step
 
 
-def _split(rows: Sequence[Sampled], bundle: Bundle, tokens: int) -> Iterator[tuple[int, ...]]:
-    """Yield the row numbers of a bundle, the longest first, in parts of at most `tokens` tokens with the prefix."""
-    lengths = {
-        number: len(rows[number].prompt_ids) - bundle.shared + len(rows[number].output_ids) for number in bundle.rows
-    }
-    order = sorted(bundle.rows, key=lambda number: -lengths[number])
+def _round_down(tokens: int) -> int:
+    """Return how much of a prefix is computed once: the rest, at most 63 tokens, is left to the rows."""
+    return tokens - tokens % _step(tokens)
+
+
+def _step(tokens: int) -> int:
+    return min(max(1 << tokens.bit_length() >> 4, 1), 64)
+
+
+def _split(
+    rows: Sequence[Sampled], numbers: Sequence[int], prefix: int, tokens: int, window: int | None
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield row numbers, the longest rows first, in parts of at most `tokens` tokens, and the width of their rows.
+
+    The width is that of the tokens after the prefix, and is padded, but not beyond the model's window.
+    """
+    lengths = {number: len(rows[number].prompt_ids) + len(rows[number].output_ids) - prefix for number in numbers}
+    order = sorted(numbers, key=lambda number: -lengths[number])
     while order:
-        fitting = max((tokens - bundle.shared) // lengths[order[0]], 1)
-        yield tuple(order[:fitting])
+        longest = lengths[order[0]]
+        width = padded(longest) if window is None else max(min(padded(longest), window - prefix), longest)
+        fitting = max((tokens - prefix) // width, 1)
+        yield tuple(order[:fitting]), width
         del order[:fitting]
 
 
 def _forward(
-    model: Any, rows: Sequence[Sampled], numbers: tuple[int, ...], shared: int, past: Past | None, temperature: float
+    model: Any,
+    rows: Sequence[Sampled],
+    numbers: tuple[int, ...],
+    prefix: int,
+    width: int,
+    temperature: float,
+    entropies: bool,
 ) -> MicroBatch:
-    """Compute some rows after their prefix of `shared` tokens."""
+    """Compute some rows, each `width` tokens wide, after their prefix."""
     part = [rows[number] for number in numbers]
-    texts = [(row.prompt_ids[shared:] + row.output_ids).tolist() for row in part]
-    starts = [len(row.prompt_ids) - shared - 1 for row in part]  # logits here predict the row's first written token
-    width, first = max(map(len, texts)), min(starts)
-    padded = [text + [0] * (width - len(text)) for text in texts]  # padding behind a row changes nothing in it
-    inputs = torch.tensor(padded, device=model.device)
-    positions = torch.arange(first, width - 1, device=model.device)
-    cache = past.cache(len(part)) if past else None
-    logits = model(input_ids=inputs, past_key_values=cache, use_cache=past is not None, logits_to_keep=positions).logits
-    if logits.shape[1] == width:  # the model ignores `logits_to_keep`
-        logits = logits[:, first:-1]
-    ends = [len(text) - 1 for text in texts]
-    start, end = (torch.tensor(column, device=model.device)[:, None] for column in (starts, ends))
-    written = (positions >= start) & (positions < end)
-    logprobs, entropies = _chosen(logits, inputs[:, first + 1 :], temperature)
-    return MicroBatch(
-        rows=numbers,
-        lengths=tuple(len(row.output_ids) for row in part),
-        logprobs=logprobs[written],
-        entropies=entropies[written],
-    )
+    texts = [(row.prompt_ids[prefix:] + row.output_ids).tolist() for row in part]
+    ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])  # padding behind a row changes nothing
+    positions = torch.arange(prefix, prefix + width).expand(len(part), -1)
+    if prefix:
+        ids = torch.cat([torch.tensor(part[0].prompt_ids[:prefix].tolist()), ids.flatten()])[None]
+        positions = torch.cat([torch.arange(prefix), positions.flatten()])[None]
+    # The token before the first one that a row wrote predicts it.
+    starts = [width * number + len(row.prompt_ids) - 1 for number, row in enumerate(part)]
+    written = [torch.arange(start, start + len(row.output_ids)) for start, row in zip(starts, part, strict=True)]
+    outputs = torch.tensor([token for row in part for token in row.output_ids], device=model.device)
+    with ExitStack() as stack:
+        options = stack.enter_context(sharing(model, prefix, len(part))) if prefix else {}
+        logits = _logits(model, torch.cat(written), input_ids=ids, position_ids=positions, **options)
+    logprobs, entropy = _Chosen.apply(logits, outputs, temperature, entropies)  # type: ignore[no-untyped-call]
+    lengths = tuple(len(row.output_ids) for row in part)
+    return MicroBatch(rows=numbers, lengths=lengths, logprobs=logprobs, entropies=entropy if entropies else None)
 
 
-def _chosen(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each token and the entropy of its distribution, in nats.
+def _logits(model: Any, where: Tensor, *, input_ids: Tensor, position_ids: Tensor, **options: Any) -> Tensor:
+    """Return the logits (tokens, vocabulary) at some positions of all rows, counted row after row.
 
-    Shapes: logits (rows, tokens, vocabulary), tokens (rows, tokens); result two of (rows, tokens). The backward pass
-    recomputes slices: the probabilities of all tokens in float32 would take more memory than the model.
+    The hidden states of these positions are picked out where they enter the head, so that the model itself computes
+    whatever it does before and after it.
     """
-    learning = torch.is_grad_enabled()
+    device = model.device
+    where, inputs = where.to(device), {"input_ids": input_ids.to(device), "position_ids": position_ids.to(device)}
+    with _picking(model.get_output_embeddings(), where):
+        logits: Tensor = model(**inputs, use_cache=False, **options).logits.flatten(0, 1)
+    if len(logits) == input_ids.numel() != len(where):  # the model computes its logits without the head
+        return logits[where]
+    return logits
 
-    def compute(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        every = torch.log_softmax((logits if logits.dtype == torch.float64 else logits.float()) / temperature, dim=-1)
-        chosen = every.gather(-1, tokens[..., None])[..., 0]
-        with torch.no_grad():
-            entropies = -(every.exp() * every).sum(dim=-1) if learning else torch.zeros_like(chosen)
-        return chosen, entropies
 
-    size = max(_PROBABILITIES_AT_ONCE // (logits.shape[0] * logits.shape[2]), 1)
-    slices = zip(torch.split(logits, size, dim=1), torch.split(tokens, size, dim=1), strict=True)
-    computed = [checkpoint(compute, *part, use_reentrant=False, preserve_rng_state=False) for part in slices]
-    logprobs, entropies = zip(*computed, strict=True)
-    return torch.cat(logprobs, dim=1), torch.cat(entropies, dim=1)
+@contextmanager
+def _picking(head: torch.nn.Module | None, where: Tensor) -> Iterator[None]:
+    """Let the head compute some positions alone: its input (rows, tokens, size) becomes (1, positions, size)."""
+    if head is None:
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0].flatten(0, 1)[where][None], *inputs[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _Chosen(torch.autograd.Function):
+    """The log-probability of each token and, if asked for, the entropy of its distribution, in nats.
+
+    Shapes: logits (tokens, vocabulary), tokens (tokens,); result two of (tokens,). The probabilities, which in float32
+    would take more memory than the model, are computed slice by slice, again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any, logits: Tensor, tokens: Tensor, temperature: float, entropies: bool
+    ) -> tuple[Tensor, Tensor]:
+        chosen, entropy = [], []
+        for part, ids in _slices(logits, tokens):
+            scores = _scores(part, temperature)
+            norms = scores.logsumexp(dim=-1)
+            chosen.append(scores.gather(-1, ids[:, None])[:, 0] - norms)
+            if entropies:
+                shares = (scores - norms[:, None]).exp()
+                entropy.append(norms - (shares * scores).sum(dim=-1))
+        context.save_for_backward(logits, tokens)
+        context.temperature = temperature
+        result = torch.cat(chosen)
+        entropy_result = torch.cat(entropy) if entropies else result.new_zeros(0)
+        context.mark_non_differentiable(entropy_result)
+        return result, entropy_result
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, tokens = context.saved_tensors
+        result = torch.empty_like(logits)
+        size = _tokens_at_once(logits)
+        weights, targets = torch.split(gradient / context.temperature, size), torch.split(result, size)
+        for (part, ids), weight, target in zip(_slices(logits, tokens), weights, targets, strict=True):
+            # d log p(chosen) / d score = 1 at the chosen token, minus the probability of each
+            shares = _scores(part, context.temperature).softmax(dim=-1).mul_(-weight[:, None])
+            target.copy_(shares.scatter_add_(-1, ids[:, None], weight[:, None]))
+        return result, None, None, None
+
+
+def _slices(logits: Tensor, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    size = _tokens_at_once(logits)
+    return zip(torch.split(logits, size), torch.split(tokens, size), strict=True)
+
+
+def _tokens_at_once(logits: Tensor) -> int:
+    return max(_PROBABILITIES_AT_ONCE // logits.shape[1], 1)
+
+
+def _scores(logits: Tensor, temperature: float) -> Tensor:
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    return scores if temperature == 1 else scores / temperature

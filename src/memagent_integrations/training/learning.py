@@ -51,7 +51,10 @@ def backward(
 
     `moved` says that the policy has been updated since it wrote the rows, so its probabilities have changed too.
     """
-    for part in forwards(model, rows.conversations, shared, temperature=settings.temperature, tokens=settings.tokens):
+    temperature = settings.temperature
+    for part in forwards(
+        model, rows.conversations, shared, temperature=temperature, tokens=settings.tokens, entropies=True
+    ):
         torch.autograd.backward(_loss(part, rows, settings, sums, moved) / tokens)
 
 
@@ -74,7 +77,8 @@ def _loss(part: MicroBatch, rows: Rows, settings: Settings, sums: Sums, moved: b
         sums.add("kl", kl(new.detach(), reference))
     sums.add("loss", loss)
     sums.add("clipped", clipped)
-    sums.add("entropy", part.entropies)
+    if part.entropies is not None:
+        sums.add("entropy", part.entropies)
     return loss.sum()
 
 

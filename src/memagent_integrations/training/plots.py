@@ -15,12 +15,14 @@ from memagent_integrations import files
 from memagent_integrations.errors import UsageError
 
 _PANELS = (  # title, metrics in it, lowest and highest value
-    ("reward", ("reward", "validation"), (0.0, 1.0)),
+    ("reward and validation", ("reward", "validation"), (0.0, 1.0)),
+    ("loss", ("loss",), (None, None)),
     ("groups whose rewards are all equal", ("collapsed",), (0.0, 1.0)),
     ("entropy of a token", ("entropy",), (0.0, None)),
     ("divergence from the start", ("kl",), (0.0, None)),
     ("tokens of a memory and of an answer", ("memory_tokens", "answer_tokens"), (0.0, None)),
     ("norm of the gradient", ("gradient_norm",), (0.0, None)),
+    ("learning rate", ("learning_rate",), (0.0, None)),
 )
 _WINDOW = 20  # points of the running mean, which is drawn over long curves
 
@@ -42,7 +44,7 @@ def curves(lines: Sequence[dict[str, Any]], path: str | Path) -> None:
         for colour, name in enumerate(names):
             _curve(axes, [(line["step"], line[name]) for line in lines if name in line], name, f"C{colour}")
         axes.set_title(title, fontsize=10)
-        axes.set_xlabel("batch", fontsize=8)
+        axes.set_xlabel("step", fontsize=8)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(low, high)
         axes.grid(alpha=0.3)

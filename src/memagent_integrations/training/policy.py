@@ -39,8 +39,10 @@ def start(policy: Sampler, settings: Settings) -> None:
     An adapter that the model has is trained further. Otherwise the one of `settings.lora` is added, or all weights
     learn if that is None.
 
+    Weights learn in the dtype of the model; in bfloat16 that takes the masters of `MasterAdamW`.
+
     Raises:
-        UsageError: the adapter does not fit the model or the settings, or the dtype is too coarse to learn in.
+        UsageError: the adapter does not fit the model or the settings.
     """
     torch.manual_seed(settings.seed)
     if isinstance(policy.model, PeftModel):
@@ -48,18 +50,26 @@ def start(policy: Sampler, settings: Settings) -> None:
     elif settings.lora:
         policy.model = _with_adapter(policy.model, settings.lora)
     else:
-        if policy.model.dtype not in (torch.float32, torch.float64):  # an update would be lost to rounding
-            problem = f"all weights learn, and {policy.model.dtype} is too coarse for that"
-            raise UsageError(f"{problem}: load the model with dtype='float32', or train an adapter")
-        policy.model.requires_grad_(True)
+        _train_all(policy.model, embeddings=settings.embeddings)
     if settings.gradient_checkpointing:
         _enable_checkpointing(policy.model)
     policy.model.eval()  # no dropout: the probabilities that learn have to be those of sampling
 
 
+def _train_all(model: Any, *, embeddings: bool) -> None:
+    """Let all weights learn; the embeddings, and a head that is tied to them, only if `embeddings` says so."""
+    model.requires_grad_(True)
+    if not embeddings:
+        model.get_input_embeddings().requires_grad_(False)
+
+
 def _train_adapter(model: PeftModel, lora: Lora | None) -> None:
+    base: Any = model.get_base_model()
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name)
+        learns = "lora_" in name
+        parameter.requires_grad_(learns)
+        if learns:
+            parameter.data = parameter.data.to(base.dtype)
     if not trainable(model):
         raise UsageError("the policy's adapter is no LoRA adapter: another kind cannot be trained")
     rank, alpha = adapter_shape(model)
@@ -70,12 +80,12 @@ def _train_adapter(model: PeftModel, lora: Lora | None) -> None:
 
 
 def _with_adapter(model: Any, lora: Lora) -> PeftModel:
-    """Return the model with a new adapter, which is in float32 even where the model is in bfloat16."""
+    """Return the model with a new adapter, in the dtype of the model, so that nothing is cast where it is computed."""
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = LoraConfig(task_type="CAUSAL_LM", r=lora.rank, lora_alpha=lora.alpha, target_modules=targets)
     try:
         with ignore_peft_warning():
-            adapted: PeftModel = get_peft_model(model, config)
+            adapted: PeftModel = get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         raise UsageError(f"no adapter can be added to the layers {lora.targets!r}: {error}") from error
     return adapted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from memagent_integrations import files, policies
 from memagent_integrations.backends import embedded
-from memagent_integrations.checks import check_int, check_number, drop_none
+from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.data import Data
@@ -27,15 +27,15 @@ from memagent_integrations.prompts import AnswerFormat, PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout
 from memagent_integrations.training import checkpoints, export, metrics, tables
-from memagent_integrations.training.demonstrations import examples
+from memagent_integrations.training.base import Training
+from memagent_integrations.training.demonstrations import Example, examples
 from memagent_integrations.training.mixture import Drawn, Mixture, check_lengths
-from memagent_integrations.training.policy import start
 from memagent_integrations.training.rollouts import answer_reward, load_reward
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.served import ServedSampler
 from memagent_integrations.training.settings import Settings
+from memagent_integrations.training.sft import SftSettings, SftTrainer
 from memagent_integrations.training.trainer import Trainer
-from memagent_integrations.training.warmstart import Demonstration, warm_start
 
 _TRANSFORMERS = "transformers:"
 
@@ -59,21 +59,6 @@ class Validation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmStart:
-    """The warm start: the number of constructed readings, and the replies per optimizer step."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-
-    readings: int = 1000
-    batch: int = 32
-    learning_rate: float = 1e-4
-
-    def __post_init__(self) -> None:
-        check_int(readings=self.readings, batch=self.batch)
-        check_number(learning_rate=self.learning_rate)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Server:
     """A vLLM server that writes the rollouts, as of `ServedSampler`. If it needs a key, that is in OPENAI_API_KEY."""
 
@@ -92,20 +77,20 @@ class Recipe:
     Args:
         model: "transformers:NAME", with a folder or a GGUF file in place of the name, or an embedded model ("smollm2").
         mixture: the file of the `Mixture` to train on, relative to the recipe.
-        adapter: a LoRA adapter to start from, that of a warm start.
+        adapter: a LoRA adapter to start from, that of `sft`.
         layout: order of the blocks in the prompts.
         no_change: let the policy say that a section brings nothing new.
         answer_format: "boxed" takes the answer from a box.
         budgets: as of `Reader`.
         training: as of `Settings`.
-        warm_start: the settings of `memagent train sft`.
-        validation: questions to evaluate on during the training.
+        sft: the settings of `memagent train sft`, as of `SftSettings`.
+        validation: questions to evaluate on during either training.
         reward: a function "package.module:name" of a reading and a `Drawn`, in place of the task's metric.
         trackers: of accelerate ("tensorboard", "wandb", "trackio", ...), which get the metrics too.
         rollout_tokens: most tokens that are sampled together, prompts and replies; by default as of `Sampler`.
         server: a vLLM server that writes the rollouts, in place of this process.
         cpu: train on the CPU even where there is a GPU.
-        dtype: "bfloat16", "float32"; by default bfloat16 where an adapter learns on a GPU, else float32.
+        dtype: "bfloat16", "float32"; by default bfloat16 where the device computes it in hardware, else float32.
 
     Raises:
         UsageError: a setting is wrong.
@@ -121,7 +106,7 @@ class Recipe:
     answer_format: AnswerFormat = "boxed"
     budgets: Budgets = field(default_factory=Budgets)
     training: Settings = field(default_factory=Settings)
-    warm_start: WarmStart = field(default_factory=WarmStart)
+    sft: SftSettings = field(default_factory=SftSettings)
     validation: tuple[Validation, ...] = ()
     reward: str | None = None
     trackers: tuple[str, ...] = ()
@@ -168,7 +153,7 @@ class Recipe:
             "temperature": self.training.temperature,
             "tokens": self.rollout_tokens,
             "device": str(PartialState(cpu=self.cpu).device),
-            "dtype": self.dtype or (None if self.training.lora or self.adapter else "float32"),
+            "dtype": self.dtype,
         }
         sampler = ServedSampler(name, **asdict(self.server), **options) if self.server else Sampler(name, **options)
         return Reader(sampler, prompts=self.prompts, **asdict(self.budgets))
@@ -184,16 +169,9 @@ class Recipe:
         reward = answer_reward if self.reward is None else load_reward(self.reward)
         mixture.tasks(data)  # reports what is wrong with the tasks before a model is loaded
         validation_tasks = self._validation_tasks(mixture, data)
+        checkpoints.check(folder)
         reader = self.reader()
         count, seed = reader.count, self.training.seed
-        validation = {
-            f"{entry.name}@{length}": [
-                Drawn(task=task, length=length, sample=task.make(length, seed, number, count))
-                for number in range(entry.samples)
-            ]
-            for task, entry in validation_tasks
-            for length in entry.lengths or (0,)
-        }
 
         def draw(position: int, share: float) -> Drawn:
             return mixture.draw(position, seed=seed, share=share, data=data, count=count)
@@ -203,15 +181,65 @@ class Recipe:
             draw,
             self.training,
             folder,
-            validation=validation,
+            validation=self._validation_questions(validation_tasks, reader),
             reward=reward,
+            accelerator=accelerator,
+            origin=self._origin(mixture) | {"reward": self.reward},
+        )
+        if not trackers_begun:
+            _begin_trackers(accelerator, asdict(self.training))
+        return trainer
+
+    def sft_trainer(self, folder: str | Path, data: Data, accelerator: Accelerator | None = None) -> SftTrainer:
+        """Return the trainer on constructed readings, which resumes from what is in the folder.
+
+        The policy is prepared as the settings in `training` say; `adapter` and `server` are not used.
+
+        Raises:
+            UsageError: as `trainer`, or a question of the mixture has no gold facts.
+        """
+        trackers_begun, accelerator = accelerator is not None, accelerator or self._accelerator(folder)
+        mixture = Mixture.load(self.mixture)
+        mixture.tasks(data)
+        validation_tasks = self._validation_tasks(mixture, data)
+        checkpoints.check(folder)
+        reader = replace(self, adapter=None, server=None).reader()
+        trainer = SftTrainer(
+            reader,
+            self._demonstrations(mixture, reader, data),
+            self.sft,
+            folder,
+            training=self.training,
+            validation=self._validation_questions(validation_tasks, reader),
             accelerator=accelerator,
             origin=self._origin(mixture),
         )
-        if not has_trackers:
-            config = {name: str(value) for name, value in asdict(self.training).items()}
-            accelerator.init_trackers("memagent", config=config)
+        if not trackers_begun:
+            _begin_trackers(accelerator, asdict(self.sft))
         return trainer
+
+    def _demonstrations(self, mixture: Mixture, reader: Reader, data: Data) -> Iterator[Example]:
+        """Yield the constructed readings of the mixture; if its lengths grow, in as many stages as it has lengths."""
+        seed, readings = self.training.seed + 1, self.sft.readings
+        stages = max(len(part.lengths) for part in mixture.parts) if mixture.curriculum == "growing" else 1
+        for number in range(readings):
+            drawn = mixture.draw(number, seed=seed, share=number / readings, data=data, count=reader.count)
+            for example in examples(drawn.task, drawn.sample, reader):
+                yield replace(example, stage=number * stages // readings)
+
+    def _validation_questions(
+        self, validation_tasks: Sequence[tuple[Task, Validation]], reader: Reader
+    ) -> dict[str, list[Drawn]]:
+        """Return the questions of the validation, by the name of the task with the length."""
+        count, seed = reader.count, self.training.seed
+        return {
+            f"{entry.name}@{length}": [
+                Drawn(task=task, length=length, sample=task.make(length, seed, number, count))
+                for number in range(entry.samples)
+            ]
+            for task, entry in validation_tasks
+            for length in entry.lengths or (0,)
+        }
 
     def _validation_tasks(self, mixture: Mixture, data: Data) -> list[tuple[Task, Validation]]:
         """Load the tasks of the validation, and check that they have the lengths and samples and are not trained on."""
@@ -226,12 +254,11 @@ class Recipe:
         return pairs
 
     def _origin(self, mixture: Mixture) -> dict[str, Any]:
-        """Return what the questions and rewards are made of: with another origin a training does not resume."""
+        """Return what the questions are made of: with another origin a training does not resume."""
         names = {*(part.name for part in mixture.parts), *(entry.name for entry in self.validation)}
         return {
             "files": {name: _digest(name.removeprefix(PREFIX)) for name in names if name.startswith(PREFIX)},
             "mixture": asdict(mixture),
-            "reward": self.reward,
             "validation": [asdict(entry) for entry in self.validation],
         }
 
@@ -247,67 +274,42 @@ class Recipe:
             cpu=self.cpu, log_with=list(self.trackers) or None, project_dir=str(folder), kwargs_handlers=[waiting]
         )
 
-    def warm_up(self, reader: Reader, data: Data) -> Iterator[float]:
-        """Train a reader's policy on constructed readings, and yield the loss of each step.
-
-        The policy is prepared as the settings in `training` say.
-
-        Raises:
-            UsageError: a question of the mixture has no gold facts.
-        """
-        mixture, settings, policy = Mixture.load(self.mixture), self.warm_start, reader.backend
-        if not isinstance(policy, Sampler):
-            raise UsageError(f"a warm start takes a reader whose backend is a Sampler, not {policy!r}")
-        if PartialState().num_processes > 1:
-            raise UsageError("a warm start takes one process: run it without a launcher")
-        start(policy, self.training)
-
-        def demonstrations() -> Iterator[Demonstration]:
-            seed = self.training.seed + 1
-            for number in range(settings.readings):
-                share = number / settings.readings
-                drawn = mixture.draw(number, seed=seed, share=share, data=data, count=reader.count)
-                for example in examples(drawn.task, drawn.sample, reader):
-                    yield example.messages, example.target
-
-        yield from warm_start(
-            policy,
-            demonstrations(),
-            batch=settings.batch,
-            learning_rate=settings.learning_rate,
-            tokens=self.training.tokens,
-        )
-
     def save(self, reader: Reader, folder: str | Path, lines: Iterable[dict[str, Any]] = ()) -> Policy:
         """Write a reader's policy as a directory that every backend loads, with a card of the training's figures.
 
-        `lines` are the metrics of a training; without any the policy is one that was warmed up.
+        `lines` are the metrics of a training, by rewards or on demonstrations.
 
         Raises:
             UsageError: the directory exists, or cannot be written.
         """
         lines = list(lines)
-        rewards = [line["reward"] for line in lines if "reward" in line]
+        steps = [line for line in lines if line["step"]]
         figures = export.Figures(
             data=Path(self.mixture).name,
-            steps=len(rewards),
-            rewards=rewards,
+            steps=len(steps),
+            rewards=[line["reward"] for line in steps if "reward" in line],
             scores=_validation_scores(lines),
-            settings=self._card_settings(trained=bool(lines)),
+            settings=self._card_settings(steps),
         )
         policy = Policy(model=self.model, prompts=reader.prompts, budgets=reader.budgets)
         backend: Any = reader.backend
         return export.save(backend.model, backend.tokenizer, folder, policy=policy, figures=figures)
 
-    def _card_settings(self, *, trained: bool) -> dict[str, Any]:
-        """Return the settings that a card shows, by name."""
-        if not trained:
-            return {f"warm start, {name.replace('_', ' ')}": value for name, value in asdict(self.warm_start).items()}
-        names = ("questions", "group", "updates", "learning_rate", "temperature", "kl", "seed")
-        return {name.replace("_", " "): getattr(self.training, name) for name in names}
+    def _card_settings(self, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the settings that a card shows, by name; of a training on demonstrations also its loss."""
+        if any("reward" in line for line in steps):
+            shown, record = ("questions", "group", "updates", "learning_rate", "temperature", "kl"), self.training
+            return {name.replace("_", " "): getattr(record, name) for name in (*shown, "seed")}
+        settings = {
+            name: getattr(self.sft, name) for name in ("readings", "passes", "batch", "learning_rate", "schedule")
+        }
+        loss = (
+            {"loss": f"{steps[0]['loss']:.4g} in the first step, {steps[-1]['loss']:.4g} in the last"} if steps else {}
+        )
+        return loss | {name.replace("_", " "): value for name, value in settings.items()}
 
 
-def save_best(trainer: Trainer, recipe: Recipe) -> Policy:
+def save_best(trainer: Training, recipe: Recipe) -> Policy:
     """Write the best policy of a training (the last one, if nothing was evaluated) into `policy` in its folder.
 
     Raises:
@@ -330,6 +332,10 @@ def _validation_scores(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[float
     first, best = evaluated[0], max(evaluated, key=lambda line: line["validation"])
     keys = sorted(key for key in first if key.startswith("validation/"))
     return {key.removeprefix("validation/"): (first[key], best[key]) for key in keys}
+
+
+def _begin_trackers(accelerator: Accelerator, settings: dict[str, Any]) -> None:
+    accelerator.init_trackers("memagent", config={name: str(value) for name, value in settings.items()})
 
 
 def _digest(file: str) -> str:

@@ -21,6 +21,7 @@ from memagent_integrations.errors import BackendError, MemAgentError, UsageError
 from memagent_integrations.records import Message, Prompt, Reply
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.forward import Past
+from memagent_integrations.training.memory import sampling_tokens
 from memagent_integrations.training.prefixes import bundles, whole
 
 _SIDE_BY_SIDE = 1 << 16  # readings
@@ -35,8 +36,8 @@ class Sampler(TransformersBackend):
     Args:
         model: as of `TransformersBackend`.
         temperature: sampling temperature.
-        tokens: most tokens that are computed together, prompts and their longest replies; by default 131,072 on a GPU
-            and 32,768 on the CPU.
+        tokens: most tokens that are computed together, prompts and their longest replies; by default as many as the
+            free memory holds, at most 131,072 on a GPU and 32,768 on the CPU.
         chat_template_kwargs: as of `TransformersBackend`.
         options: further options of `TransformersBackend`.
 
@@ -66,7 +67,8 @@ class Sampler(TransformersBackend):
             raise UsageError(f"a Sampler takes no {names}: what it samples has to be what training computes")
         super().__init__(model, temperature=temperature, batch_size=_SIDE_BY_SIDE, **options)
         self.share = True
-        self._most_tokens = tokens or (131_072 if self.model.device.type == "cuda" else 32_768)
+        most = 131_072 if self.model.device.type == "cuda" else 32_768
+        self._most_tokens = tokens or sampling_tokens(self.model, most)
         # The rollouts of a group read the same texts, whose tokens are kept.
         self._chat = ChatTokenizer(self.tokenizer, chat_template_kwargs, remember=4096)
 

@@ -58,11 +58,13 @@ class Settings:
         correction: the largest weight of a token whose sampler and trainer compute other probabilities (needs
             `rescore`); None: all tokens weigh 1.
         format_reward: added to the reward of an answer in the prescribed form.
-        lora: the adapter to train; None: all weights, in float32, unless the policy has an adapter already. An adapter
-            usually needs a higher `learning_rate`; the recipes use 1e-5.
+        lora: the adapter to train; None: all weights, unless the policy has an adapter already. An adapter usually
+            needs a higher `learning_rate`; the recipes use 1e-5.
+        embeddings: where all weights learn, the embeddings of the tokens learn too.
         share: compute the common prefix of the rollouts of a question once. A model that cannot do so is trained the
             plain way.
-        tokens: most tokens of one forward pass, padding included; a shared prefix counts once.
+        tokens: most tokens of one forward pass, padding included; a shared prefix counts once. 0: as many as the free
+            memory holds.
         gradient_checkpointing: recompute activations instead of keeping them; it rules out `share`.
         seed: of everything random.
         evaluate_every: batches between evaluations; 0: none.
@@ -94,8 +96,9 @@ class Settings:
     correction: float | None = None
     format_reward: float = 0.0
     lora: Lora | None = None
+    embeddings: bool = False
     share: bool = True
-    tokens: int = 16_384
+    tokens: int = 0
     gradient_checkpointing: bool = False
     seed: int = 0
     evaluate_every: int = 10
@@ -108,13 +111,13 @@ class Settings:
             steps=self.steps,
             questions=self.questions,
             updates=self.updates,
-            tokens=self.tokens,
             save_every=self.save_every,
             keep=self.keep,
         )
         check_int(least=2, group=self.group)
         if self.schedule not in get_args(Schedule):
             raise UsageError(f"schedule has to be one of {', '.join(get_args(Schedule))}, not {self.schedule!r}")
+        check_int(least=0, tokens=self.tokens)
         check_int(least=0, warmup=self.warmup, overlong=self.overlong, seed=self.seed, refills=self.refills)
         check_int(least=0, evaluate_every=self.evaluate_every, readings_every=self.readings_every)
         check_number(

@@ -81,7 +81,7 @@ def _bytes_of_token(model: Any, gradient_checkpointing: bool) -> int:
     """Return the bytes that a token takes in a forward and backward pass, measured on two short rows."""
     config = model.config.get_text_config(decoder=True)
     kept = (_bytes_kept(model, 128) - _bytes_kept(model, 64)) / 64
-    logits = config.vocab_size * model.dtype.itemsize
+    logits: int = config.vocab_size * model.dtype.itemsize
     if gradient_checkpointing:  # the input of each layer, and all that one layer computes
         layers = config.num_hidden_layers
         kept = max(kept - logits, 0) / layers + layers * config.hidden_size * model.dtype.itemsize + logits

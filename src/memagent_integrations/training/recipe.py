@@ -186,7 +186,7 @@ class Recipe:
             accelerator=accelerator,
             origin=self._origin(mixture) | {"reward": self.reward},
         )
-        if not trackers_begun:
+        if not has_trackers:
             _begin_trackers(accelerator, asdict(self.training))
         return trainer
 
@@ -198,7 +198,7 @@ class Recipe:
         Raises:
             UsageError: as `trainer`, or a question of the mixture has no gold facts.
         """
-        trackers_begun, accelerator = accelerator is not None, accelerator or self._accelerator(folder)
+        has_trackers, accelerator = accelerator is not None, accelerator or self._accelerator(folder)
         mixture = Mixture.load(self.mixture)
         mixture.tasks(data)
         validation_tasks = self._validation_tasks(mixture, data)
@@ -214,7 +214,7 @@ class Recipe:
             accelerator=accelerator,
             origin=self._origin(mixture),
         )
-        if not trackers_begun:
+        if not has_trackers:
             _begin_trackers(accelerator, asdict(self.sft))
         return trainer
 

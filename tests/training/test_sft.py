@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,10 +18,22 @@ pytest.importorskip("accelerate")
 
 from accelerate import Accelerator  # noqa: E402
 from helpers.interrupted import assert_same, ran_through  # noqa: E402
-from helpers.tiny_trainer import WAIT, constructed, fact, figures, join, process, reader_of, validation_set, weights  # noqa: E402
+from helpers.tiny_trainer import (  # noqa: E402
+    TASK,
+    WAIT,
+    constructed,
+    fact,
+    figures,
+    join,
+    process,
+    reader_of,
+    validation_set,
+    weights,
+)
 
 from memagent_integrations.backends import ScriptedBackend  # noqa: E402
 from memagent_integrations.errors import ContextOverflow, UsageError  # noqa: E402
+from memagent_integrations.evaluation.samples import Sample, Task  # noqa: E402
 from memagent_integrations.reader import Reader  # noqa: E402
 from memagent_integrations.records import Message  # noqa: E402
 from memagent_integrations.training import plots, sft  # noqa: E402
@@ -197,6 +210,19 @@ def test_the_best_policy_is_kept(whole: SftTrainer) -> None:
     lines = read(whole.folder / "metrics.jsonl")
     assert whole.progress.best == max(line["validation"] for line in lines)
     assert (whole.folder / "best" / "weights.safetensors").is_file()
+
+
+def test_of_equal_scores_the_later_policy_is_kept(model: Path, tmp_path: Path) -> None:
+    """A policy that answers nothing right, before and after, is the trained one."""
+
+    class Never(Task):
+        def score(self, answer: str, sample: Sample) -> float:
+            return 0.0
+
+    never = Never(name="never", metric="em", make=TASK.make, unit=None)
+    validation = {"never": [replace(question, task=never) for question in validation_set("never", 1)]}
+    list(rich(model, tmp_path, passes=1, validation=validation).train())
+    assert json.loads((tmp_path / "best" / "state.json").read_text())["progress"]["step"] == 2
 
 
 def test_it_is_evaluated_as_often_as_the_settings_say_and_at_the_end(model: Path, tmp_path: Path) -> None:

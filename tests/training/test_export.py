@@ -31,6 +31,7 @@ PROMPTS = [
     [7 * length * position % 280 for position in range(1, length)] for length in (9, 23, 40, 77, 130)
 ]  # lengths, since rotations show with them
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+FLOAT32 = {"device": "cpu", "dtype": "float32"}
 LLAMACPP = {"window": WINDOW, "threads": 1}
 
 
@@ -120,11 +121,11 @@ def test_the_adapter_says_the_same_in_both_forms(tiny: Tiny, tmp_path: Path) -> 
     assert (ours - by_llamacpp(tiny.gguf, None)).abs().max() > 5
     name = f"policy:{tmp_path / 'reader'}"
     here, there = (
-        answers(load_backend(name, device="cpu")),
+        answers(load_backend(name, **FLOAT32)),
         answers(load_backend(name, model=f"llamacpp:{tiny.gguf}", **LLAMACPP)),
     )
     assert here == there
-    assert here != answers(load_backend(f"transformers:{tiny.folder}", device="cpu"))
+    assert here != answers(load_backend(f"transformers:{tiny.folder}", **FLOAT32))
 
 
 def test_without_the_permutation_it_would_say_something_else(
@@ -228,11 +229,11 @@ def test_a_model_trained_whole_moves_with_its_policy(llama: Tiny, tmp_path: Path
     written = export.save(model, tokenizer, tmp_path / "reader", policy=llama.policy(), figures=FIGURES)
     assert (written.model, written.adapter) == (f"transformers:{tmp_path / 'reader' / 'model'}", None)
     moved = shutil.move(tmp_path / "reader", tmp_path / "moved")
-    replies = answers(load_backend(f"policy:{moved}", device="cpu"))
+    replies = answers(load_backend(f"policy:{moved}", **FLOAT32))
     model.save_pretrained(tmp_path / "own")
     tokenizer.save_pretrained(tmp_path / "own")
-    assert replies == answers(load_backend(f"transformers:{tmp_path / 'own'}", device="cpu"))
-    assert replies != answers(load_backend(f"transformers:{llama.folder}", device="cpu"))
+    assert replies == answers(load_backend(f"transformers:{tmp_path / 'own'}", **FLOAT32))
+    assert replies != answers(load_backend(f"transformers:{llama.folder}", **FLOAT32))
     assert str(tmp_path) not in (moved / "memagent.json").read_text()
 
 
@@ -363,7 +364,7 @@ def test_the_embedded_model_with_an_adapter(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(backend_module, "_load_model", lambda *_: model.unload())  # the same again, read once
     with (
         load_backend(name, window=512) as here,
-        load_backend(name, model=f"transformers:{file}", device="cpu") as there,
+        load_backend(name, model=f"transformers:{file}", **FLOAT32) as there,
     ):
         assert here.name == "smollm2"
         assert here._extra_body == {"cache_prompt": True}, "no repetition penalty"  # type: ignore[attr-defined]

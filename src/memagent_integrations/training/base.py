@@ -147,7 +147,7 @@ class Training(ABC):
             yield line
 
     def evaluate(self) -> dict[str, float]:
-        """Answer the validation questions greedily, and keep the policy if it is the best so far.
+        """Answer the validation questions greedily, and keep the policy if none before it was better.
 
         Returns "validation/NAME", the mean score of each validation set, "validation", the mean of these, and
         "validation_failed", the share of failed readings. If any failed there is no "validation".
@@ -170,7 +170,7 @@ class Training(ABC):
         line["validation_failed"] = sums.means(self.accelerator, ["failed"])["failed"]
         if not line["validation_failed"]:
             line["validation"] = mean(line[f"validation/{name}"] for name in self.validation)
-            if self.progress.best is None or line["validation"] > self.progress.best:
+            if self.progress.best is None or line["validation"] >= self.progress.best:
                 self.progress = replace(self.progress, best=line["validation"])
                 self._on_main_process(lambda: self.checkpoints.keep_best(self.progress))
         return line

@@ -85,7 +85,7 @@ def _bytes_of_token(model: Any, gradient_checkpointing: bool) -> int:
     if gradient_checkpointing:  # the input of each layer, and all that one layer computes
         layers = config.num_hidden_layers
         kept = max(kept - logits, 0) / layers + layers * config.hidden_size * model.dtype.itemsize + logits
-    return int(_ON_THE_WAY * kept) + logits  # the gradient of the logits
+    return int(_ON_THE_WAY * kept + logits)  # the logits have a gradient too
 
 
 def _bytes_kept(model: Any, tokens: int) -> int:

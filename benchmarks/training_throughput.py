@@ -1,4 +1,4 @@
-"""Compare the tokens a second of a training step with those of a minimal loop by hand, and of another checkout.
+"""Compare the tokens per second of a training step with those of a minimal loop by hand, and of another checkout.
 
     python benchmarks/training_throughput.py [--weights adapter|all] [--other SRC] [--output FILE]
 
@@ -162,8 +162,8 @@ def figures(seconds: Sequence[tuple[float, float]], rows: Sequence[Sampled], dty
     processor, real = (median(times) for times in zip(*seconds, strict=True))
     return {
         "dtype": str(dtype).removeprefix("torch."),
-        "tokens a second": round(tokens / processor),
-        "tokens a real second": round(tokens / real),
+        "tokens per second": round(tokens / processor),
+        "tokens per second by the clock": round(tokens / real),
     }
 
 
@@ -210,7 +210,7 @@ def main() -> None:
 
 
 def _ratio(one: dict[str, Any], other: dict[str, Any]) -> float:
-    return float(round(one["tokens a second"] / other["tokens a second"], 2))
+    return float(round(one["tokens per second"] / other["tokens per second"], 2))
 
 
 if __name__ == "__main__":

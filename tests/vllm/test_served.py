@@ -59,7 +59,8 @@ def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def policy(url: str, model: Path) -> Iterator[ServedSampler]:
-    with ServedSampler(model, base_url=url, temperature=TEMPERATURE, device="cpu") as sampler:
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32"}  # that of the server
+    with ServedSampler(model, base_url=url, temperature=TEMPERATURE, **options) as sampler:
         start(sampler, Settings(**SMALL))
         yield sampler
 

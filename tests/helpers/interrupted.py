@@ -58,3 +58,20 @@ def ran_through(number: int, run: Callable[..., None], *args: Any) -> bool:
             assert worker.exitcode == -signal.SIGKILL
             return False
         return True
+
+
+def survived_kills(make: Callable[[Path, Path], Training], model: Path, folder: Path) -> int:
+    """Kill a training at its first rename, at its second, and so on; each ends the same. Return how many there are."""
+    undisturbed = make(model, folder / "whole")
+    list(undisturbed.train())
+    number = 1
+    while not ran_through(number, _train, make, model, folder / str(number)):
+        last = make(model, folder / str(number))
+        list(last.train())
+        assert_same(undisturbed, last)
+        number += 1
+    return number - 1
+
+
+def _train(make: Callable[[Path, Path], Training], model: Path, folder: Path) -> None:
+    list(make(model, folder).train())

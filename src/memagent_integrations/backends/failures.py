@@ -39,6 +39,11 @@ _PROGRAMMING_ERRORS = (
 _CONNECTION_FAILURES = re.compile(
     r"Timeout|TimedOut|Connect|Network|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded"
 )
+WITHHELD = re.compile(
+    r"content_?filter|content_?policy|ContentManagementPolicy|ResponsibleAIPolicy|RefusalError|ModelRefusal"
+    r"|BlockedPrompt|ResponseBlocked|data_inspection_failed|Content Exists Risk",
+    re.IGNORECASE,
+)
 _SECRET = re.compile(r"\b(?:(?:sk|gsk|xai|hf)[-_]|AIza)[\w-]{12,}")
 
 
@@ -53,12 +58,9 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
     programming_error = not status and isinstance(error, _PROGRAMMING_ERRORS)
     if programming_error and not isinstance(error, ValueError):
         return None
-    class_names = " ".join(kind.__name__ for kind in type(error).__mro__)
-    if status in (None, 400, 413, 422):
-        description = f"{class_names} {getattr(error, 'code', '')} {getattr(error, 'type', '')} {message}"
-        if OVERFLOW.search(description):
-            advice = "lower chunk_tokens or memory_tokens"
-            return ContextOverflow(f"the prompt does not fit into the window of {name}: {message}; {advice}")
+    if status in (None, 400, 413, 422) and OVERFLOW.search(_description(error, message)):
+        advice = "lower chunk_tokens or memory_tokens"
+        return ContextOverflow(f"the prompt does not fit into the window of {name}: {message}; {advice}")
     if status:
         return _from_status(status, name, message, _retry_after(error))
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
@@ -71,8 +73,19 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
         return BackendError(f"{name} failed: {message}", retryable=True)
     if programming_error or type(error).__module__.partition(".")[0] == "langgraph":
         return None
-    disconnected = isinstance(error, (ConnectionError, TimeoutError)) or bool(_CONNECTION_FAILURES.search(class_names))
+    disconnected = isinstance(error, (ConnectionError, TimeoutError)) or bool(
+        _CONNECTION_FAILURES.search(_classes(error))
+    )
     return BackendError(f"{name} failed: {type(error).__name__}: {message}", retryable=disconnected)
+
+
+def is_withheld(error: Exception) -> bool:
+    """Return whether a provider says by this error that its filter withheld the answer, or that the model refused."""
+    status = _status(error)
+    is_bug = not status and isinstance(error, _PROGRAMMING_ERRORS) and not isinstance(error, ValueError)
+    if isinstance(error, MemAgentError) or is_bug or status not in (None, 400, 403, 422):
+        return False
+    return bool(WITHHELD.search(_description(error, _message(error)[:500])))
 
 
 @contextmanager
@@ -105,11 +118,20 @@ def _error_body(error: Exception) -> dict[str, Any]:
     return error.args[0] if error.args and isinstance(error.args[0], dict) else {}
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     """Return what happened, with the cause where the error itself says little ("Connection error." of an SDK)."""
-    message = str(error) or type(error).__name__
-    cause = error.__cause__
-    return f"{message} ({cause})" if cause and str(cause) and len(message) < 40 else message
+    message, cause = str(error) or type(error).__name__, error.__cause__
+    while cause and (not str(cause) or str(cause) in message):  # a framework's error around the SDK's says it once more
+        cause = cause.__cause__
+    return f"{message} ({cause})" if cause and len(message) < 40 else message
+
+
+def _classes(error: Exception) -> str:
+    return " ".join(kind.__name__ for kind in type(error).__mro__)
+
+
+def _description(error: Exception, message: str) -> str:
+    return f"{_classes(error)} {getattr(error, 'code', '')} {getattr(error, 'type', '')} {message}"
 
 
 def _from_status(status: int, name: str, message: str, retry_after: float | None) -> BackendError:

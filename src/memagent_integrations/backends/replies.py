@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from memagent_integrations.backends.failures import is_withheld, translated
 from memagent_integrations.errors import BackendError
 from memagent_integrations.records import Reply, Usage
 
 _FINISH_REASONS = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "max_tokens": "length",
-    "max_output_tokens": "length",
-    "model_length": "length",
-    "safety": "content_filter",
-    "refusal": "content_filter",
+    name: reason
+    for reason, names in {
+        "stop": ("end_turn", "stop_sequence", "complete", "eos", "eos_token"),
+        "length": (
+            "max_tokens",
+            "max_output_tokens",
+            "model_length",
+            "token_limit",
+            "model_context_window_exceeded",
+        ),
+        "content_filter": (
+            "refusal",
+            "safety",
+            "recitation",
+            "blocklist",
+            "prohibited_content",
+            "spii",
+            "image_safety",
+            "model_armor",
+            "content_filtered",
+            "guardrail_intervened",
+            "error_toxic",
+        ),
+    }.items()
+    for name in names
 }
 
 
@@ -29,6 +50,21 @@ class ReplyBuilder:
         self._pieces = 0
         self._text: list[str] = []
         self._reasoning: list[str] = []
+
+    @contextmanager
+    def call(self, name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
+        """Make a call of the model `name` in the block, whose errors are raised as `failures.translated` has them.
+
+        An error by which the provider says that its filter withheld the answer is part of the reply instead.
+        """
+        with translated(name, secrets=secrets):
+            try:
+                yield
+            except Exception as error:
+                if not is_withheld(error):
+                    raise
+                self.finish_reason = "content_filter"
+                self.note("")
 
     def note(self, text: str, reasoning: str = "") -> str:
         """Append a piece and return its text."""

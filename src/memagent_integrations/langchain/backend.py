@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Generator
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from copy import copy
 from typing import Any, cast
 
 from langchain_core.language_models import BaseLLM, LanguageModelInput, LanguageModelLike
 from langchain_core.load import dumps
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import RunnableConfigurableFields
@@ -19,12 +18,11 @@ from pydantic import SecretStr
 
 from memagent_integrations.backends import Backend, load_backend
 from memagent_integrations.backends.base import digest
-from memagent_integrations.backends.failures import translated
-from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.lazy import Lazy
-from memagent_integrations.records import Prompt, Reply, Usage
+from memagent_integrations.langchain.replies import MessageReply
+from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
 
 _LIMITS = dict.fromkeys(("BaseChatOpenAI", "BaseOpenAI", "ChatAnthropic", "ChatGroq", "ChatMistralAI"), "max_tokens")
@@ -94,22 +92,22 @@ class ChatModelBackend(Backend):
 
     def complete(self, prompt: Prompt) -> Reply:
         """Return the model's reply."""
-        builder = _MessageReply()
-        with self._errors():
+        builder = MessageReply()
+        with builder.call(self.name, secrets=self._secrets()):
             builder.add(self.model.invoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
         return builder.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
-        builder = _MessageReply()
-        with self._errors():
+        builder = MessageReply()
+        with builder.call(self.name, secrets=self._secrets()):
             builder.add(await self.model.ainvoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
         return builder.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """Yield the reply as the model streams it."""
-        builder = _MessageReply()
-        with self._errors():
+        builder = MessageReply()
+        with builder.call(self.name, secrets=self._secrets()):
             for part in self.model.stream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True)):
                 if text := builder.add(part):
                     yield text
@@ -117,8 +115,8 @@ class ChatModelBackend(Backend):
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        builder = _MessageReply()
-        with self._errors():
+        builder = MessageReply()
+        with builder.call(self.name, secrets=self._secrets()):
             stream = self.model.astream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True))
             async with aclosing(cast("AsyncGenerator[Any]", stream)) as parts:
                 async for part in parts:
@@ -126,11 +124,10 @@ class ChatModelBackend(Backend):
                         yield text
         yield builder.reply()
 
-    def _errors(self) -> AbstractContextManager[None]:
+    def _secrets(self) -> list[str]:
         names = ("openai_api_key", "anthropic_api_key", "api_key")
         keys = (getattr(model, name, None) for model in self._models for name in names)
-        secrets = [key.get_secret_value() for key in keys if isinstance(key, SecretStr)]
-        return translated(self.name, secrets=secrets)
+        return [key.get_secret_value() for key in keys if isinstance(key, SecretStr)]
 
     def _input(self, prompt: Prompt) -> LanguageModelInput:
         if all(isinstance(model, BaseLLM) for model in self._models):  # a BaseLLM would write "Human:" before a message
@@ -177,25 +174,6 @@ class ChatModelBackend(Backend):
         raise UsageError(f"nothing is known that counts the tokens of {self.name}; {WAYS_OUT}")
 
 
-class _MessageReply(ReplyBuilder):
-    """A reply put together from LangChain messages."""
-
-    _usage_metadata: UsageMetadata | None = None
-
-    def add(self, part: Any) -> str:
-        """Add a message, a chunk of one, or a text; return its text."""
-        if not isinstance(part, (str, BaseMessage)):
-            raise UsageError(f"a model answers with a message or a text; this one gave {type(part).__name__}")
-        if not isinstance(part, AIMessage):
-            return self.note(part if isinstance(part, str) else str(part.text))
-        if part.usage_metadata:
-            self._usage_metadata = add_usage(self._usage_metadata, part.usage_metadata)
-        self.usage = _usage(self._usage_metadata)
-        self.finish_reason = _finish_reason(part) or self.finish_reason
-        blocks = (block for block in part.content_blocks if block["type"] == "reasoning")
-        return self.note(str(part.text), "".join(str(block.get("reasoning", "")) for block in blocks))
-
-
 def _wrapped(model: Any) -> list[Any]:
     """Return the models inside retries, bindings and fallbacks, the first choice first."""
     if isinstance(model, RunnableBindingBase):
@@ -215,23 +193,3 @@ def _limit_parameter(model: Any) -> str | None:
 def _omits_stream_usage(model: Any) -> bool:
     """Return whether this is a ChatOpenAI that requests no usage in streams because its server is not OpenAI's."""
     return getattr(model, "stream_usage", False) is None and bool(getattr(model, "openai_api_base", None))
-
-
-def _finish_reason(message: AIMessage) -> str | None:
-    metadata = message.response_metadata
-    names = ("finish_reason", "stop_reason", "done_reason")
-    reason = next((metadata[name] for name in names if metadata.get(name)), None)
-    reason = reason or (metadata.get("incomplete_details") or {}).get("reason")  # OpenAI's Responses API
-    if message.additional_kwargs.get("refusal"):
-        return "content_filter"
-    return finish_reason(reason)
-
-
-def _usage(metadata: UsageMetadata | None) -> Usage:
-    if not metadata:
-        return Usage()
-    return Usage(
-        prompt_tokens=metadata["input_tokens"],
-        completion_tokens=metadata["output_tokens"],
-        cached_tokens=metadata.get("input_token_details", {}).get("cache_read"),
-    )

@@ -1,0 +1,143 @@
+"""Replies built from LangChain's messages, in the forms in which the providers' classes deliver them."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.ai import UsageMetadata, add_usage
+from pydantic import ValidationError
+
+from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
+from memagent_integrations.errors import BackendError, UsageError
+from memagent_integrations.records import Reply, Usage
+
+_REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "finishReason")
+_ANSWER_CODE = re.compile(r"langchain_core\.(?:language_models|messages|outputs)\b|langchain_(?!core|classic|text_)\w+")
+"""Modules that take a server's answer apart: a lookup that fails in one of them is about the answer."""
+_ANSWER_PARTS = re.compile(r"(?:Message|Generation)(?:Chunk)?|(?:Chat|LLM)Result")
+
+
+class MessageReply(ReplyBuilder):
+    """A reply put together from messages, or from chunks of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._usage_metadata: UsageMetadata | None = None
+        self._tools: set[str] = set()
+
+    @contextmanager
+    def call(self, name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
+        """Make a call in the block; see `ReplyBuilder.call`. An answer that LangChain cannot read is a failure too."""
+        try:
+            with super().call(name, secrets=secrets):
+                yield
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+                advice = "check limit_parameter, and what is bound to the model"
+                raise UsageError(f"{name} does not take what it was passed: {error}; {advice}") from error
+            if _is_about_the_answer(error):
+                raise BackendError(f"{name} sent no usable answer: {_short(error)}", retryable=True) from error
+            raise
+
+    def add(self, part: Any) -> str:
+        """Add a message, a chunk of one, or a text; return its text.
+
+        Raises:
+            UsageError: it is neither.
+            BackendError: it is a message that nothing can be read from.
+        """
+        if not isinstance(part, (str, BaseMessage)):
+            raise UsageError(f"a model answers with a message or a text; this one gave {type(part).__name__}")
+        if isinstance(part, str):
+            return self.note(part)
+        try:
+            blocks = [block for block in part.content_blocks if isinstance(block, Mapping)]
+            text = str(part.text) or "".join(str(block.get("text") or "") for block in blocks if _is(block, "text"))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            what = f"{type(part).__name__} with {type(part.content).__name__} as content"
+            raise BackendError(f"the model answered with a {what}, which has no text", retryable=True) from error
+        reasoning = "".join(str(block.get("reasoning") or "") for block in blocks if _is(block, "reasoning"))
+        if isinstance(part, AIMessage):
+            self._note_fields(part, blocks)
+        return self.note(text, reasoning)
+
+    def reply(self) -> Reply:
+        """Return the whole reply.
+
+        Raises:
+            BackendError: no part was added, or the model wrote no text, but called tools.
+        """
+        reply = super().reply()
+        if self._tools and not reply.text.strip() and reply.finish_reason != "content_filter":
+            names = ", ".join(sorted(self._tools))
+            raise BackendError(f"the model wrote nothing, but called a tool ({names}); pass a model without tools")
+        return reply
+
+    def _note_fields(self, part: AIMessage, blocks: Sequence[Mapping[str, Any]]) -> None:
+        if part.usage_metadata:
+            self._usage_metadata = add_usage(self._usage_metadata, part.usage_metadata)
+        self.usage = _usage(self._usage_metadata)
+        metadata = part.response_metadata or {}
+        if part.additional_kwargs.get("refusal") or any(map(_is_refusal, blocks)) or _is_blocked(metadata):
+            self.finish_reason = "content_filter"
+        elif self.finish_reason != "content_filter":
+            self.finish_reason = _finish_reason(metadata) or self.finish_reason
+        calls = (*part.tool_calls, *part.invalid_tool_calls)
+        self._tools |= {str(call["name"]) for call in calls if call.get("name")}
+
+
+def _is(block: Mapping[str, Any], kind: str) -> bool:
+    return bool(block.get("type") == kind)
+
+
+def _is_refusal(block: Mapping[str, Any]) -> bool:
+    """Return whether the block is a refusal, as OpenAI's Responses API has them, or one in LangChain's wrapping."""
+    value = block.get("value")
+    wrapped = isinstance(value, Mapping) and (_is(value, "refusal") or "refusal" in value)
+    return _is(block, "refusal") or (_is(block, "non_standard") and wrapped)
+
+
+def _is_blocked(metadata: Mapping[str, Any]) -> bool:
+    """Return whether Gemini, Vertex AI or a guardrail of Bedrock blocked the prompt or the answer."""
+    feedback = metadata.get("prompt_feedback")
+    reason = feedback.get("block_reason") if isinstance(feedback, Mapping) else None
+    name = str(getattr(reason, "name", reason) or "")
+    blocked = bool(name) and not name.endswith("UNSPECIFIED") and name != "0"
+    return (
+        blocked or metadata.get("is_blocked") is True or metadata.get("amazon-bedrock-guardrailAction") == "INTERVENED"
+    )
+
+
+def _finish_reason(metadata: Mapping[str, Any]) -> str | None:
+    reason = next((metadata[name] for name in _REASONS if metadata.get(name)), None)
+    reason = reason[-1] if isinstance(reason, list) else reason  # a stream of ChatBedrockConverse
+    details = metadata.get("incomplete_details")  # OpenAI's Responses API
+    reason = reason or (details.get("reason") if isinstance(details, Mapping) else None)
+    return finish_reason(reason or ("stop" if metadata.get("status") == "completed" else None))
+
+
+def _usage(metadata: UsageMetadata | None) -> Usage:
+    if not metadata:
+        return Usage()
+    return Usage(
+        prompt_tokens=metadata["input_tokens"],
+        completion_tokens=metadata["output_tokens"],
+        cached_tokens=metadata.get("input_token_details", {}).get("cache_read"),
+    )
+
+
+def _is_about_the_answer(error: Exception) -> bool:
+    """Return whether LangChain failed to read what the server sent; else somebody's code has a mistake."""
+    if isinstance(error, ValidationError):
+        return bool(_ANSWER_PARTS.search(error.title))
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return bool(_ANSWER_CODE.match(frame.f_globals.get("__name__", "")))
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]

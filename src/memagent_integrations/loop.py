@@ -16,6 +16,7 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 
 from memagent_integrations.errors import BackendError, EmptyDocument, MemAgentError, UsageError
+from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import AnswerStream, PromptSet, opened_by_template
 from memagent_integrations.records import Budgets, Chunk, Event, Prompt, Reading, Reply, Step
 from memagent_integrations.tokens import Counter, cut
@@ -35,6 +36,9 @@ def reading_loop(
     budgets: Budgets,
     count: Counter,
     model: str,
+    answer_model: str | None = None,
+    output: Output | None = None,
+    check_answer: Callable[[Prompt], None] | None = None,
     memory: str = "",
     first: int = 0,
     answering: bool = True,
@@ -53,6 +57,9 @@ def reading_loop(
         budgets: the most tokens of a memory and of a reply.
         count: the tokenizer's count.
         model: the name for the reading to note.
+        answer_model: the name of the model that answers, if it is another.
+        output: what the answer has to be; None: a text.
+        check_answer: called with the prompt for the answer before it is yielded; raises what is wrong with it.
         memory: the memory to start from.
         first: the number of the first step.
         answering: whether to answer; else the reading ends with the last chunk, its answer empty.
@@ -81,13 +88,19 @@ def reading_loop(
         answer = ""
         if answering:
             index, messages = first + len(steps), prompts.answer_messages(question=question, memory=memory)
-            reply = yield Prompt(
-                index=index, phase="answer", messages=messages, max_tokens=budgets.output("answer"), after=_last(steps)
+            prompt = Prompt(
+                index=index,
+                phase="answer",
+                messages=messages,
+                max_tokens=budgets.output("answer"),
+                schema=output.schema if output else None,
+                after=_last(steps),
             )
+            if check_answer:
+                check_answer(prompt)
+            reply = yield prompt
             steps.append(_answered(index, memory, reply))
-            answer = prompts.parse_answer(reply.text)
-            if not answer:
-                raise BackendError(_no_answer(reply))
+            answer = _answer_in(reply, prompts, output)
     except MemAgentError as error:
         answer, failure = None, error
     return Reading(
@@ -96,6 +109,7 @@ def reading_loop(
         memory=memory,
         steps=tuple(steps),
         model=model,
+        answer_model=answer_model,
         budgets=budgets,
         error=failure,
     )
@@ -152,6 +166,25 @@ def _edited(step: Step, memory: str, limit: int, tokens: int) -> Step:
     return replace(step, memory=memory, outcome="updated")
 
 
+def _answer_in(reply: Reply, prompts: PromptSet, output: Output | None) -> str:
+    """Return the answer in a reply.
+
+    Raises:
+        BackendError: there is none, or it is not what `output` asks for.
+    """
+    answer = prompts.parse_answer(reply.text, structured=output is not None)
+    if not answer:
+        raise BackendError(_no_answer(reply))
+    try:
+        if output:
+            output.parse(answer)
+    except BackendError as error:
+        if reply.finish_reason in ("length", "content_filter"):
+            raise BackendError(_no_answer(reply)) from error
+        raise
+    return answer
+
+
 def _no_answer(reply: Reply) -> str:
     if reply.finish_reason == "length":
         return "the model used up its output before it came to an answer (thinking counts); raise output_tokens"
@@ -196,7 +229,7 @@ class PendingCall:
         self._answer: AnswerStream | None = None
         if prompts and prompt.phase == "answer":
             thinking = prompt.after is not None and opened_by_template(prompt.after.reply.text)
-            self._answer = AnswerStream(prompts, thinking=thinking)
+            self._answer = AnswerStream(prompts, thinking=thinking, structured=prompt.schema is not None)
 
     def take(self, piece: str | Reply) -> Iterator[str]:
         """Take a piece of the reply, or the whole; yield what is certain of the answer by now."""

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from memagent_integrations import files
 from memagent_integrations.checks import drop_none
 from memagent_integrations.errors import UsageError
-from memagent_integrations.records import Layout, Message, Phase
+from memagent_integrations.records import Layout, Message, Phase, Role
 from memagent_integrations.sanitize import harmless, tags_of
 from memagent_integrations.tokens import Counter
 
 AnswerFormat = Literal["text", "boxed"]
+Template = str | tuple[Message, ...]
+"""A template of one text, the user's, or of several messages."""
 
 NO_CHANGE = "NO CHANGE"
 EMPTY = "(empty: nothing noted yet)"
@@ -59,22 +61,30 @@ _FORMS: dict[AnswerFormat, str] = {"text": "", "boxed": " Give the final answer 
 class PromptSet:
     r"""The prompt templates of a reading.
 
+    A template is a text, which is sent as the user's message, or a tuple of `Message`s: the system's, and turns of
+    user and assistant as examples. The last one is the user's. Placeholders may stand in any of them.
+
     `update` has the placeholders {question}, {memory}, {section} and may have {words}; `answer` has {question} and
     {memory}. `empty_memory` is shown as the memory in the first prompt; `no_change` is the reply that leaves the
     memory unchanged (None: there is no such reply). With the `answer_format` "boxed", the answer is the content of the
     last \boxed{} of the reply, or the whole reply if there is none.
+
+    Raises:
+        UsageError: a template lacks a placeholder, or its messages are not such a conversation.
     """
 
-    update: str
-    answer: str
+    update: Template
+    answer: Template
     name: str = "custom"
     empty_memory: str = EMPTY
     no_change: str | None = None
     answer_format: AnswerFormat = "text"
 
     def __post_init__(self) -> None:
-        _check_placeholders(self.update, "question", "memory", "section")
-        _check_placeholders(self.answer, "question", "memory")
+        object.__setattr__(self, "update", _checked_template(self.update))
+        object.__setattr__(self, "answer", _checked_template(self.answer))
+        _check_placeholders(self.text("memory"), "question", "memory", "section")
+        _check_placeholders(self.text("answer"), "question", "memory")
 
     @classmethod
     def default(
@@ -128,7 +138,7 @@ class PromptSet:
             answer_format=_format_of(constants[final]),
         )
 
-    def changed(self, *, update: str | None = None, answer: str | None = None) -> PromptSet:
+    def changed(self, *, update: Template | None = None, answer: Template | None = None) -> PromptSet:
         """Return these prompts with another template for the update or the answer.
 
         `no_change` is kept only if the new template for the update mentions it; a new template for the answer decides
@@ -138,25 +148,36 @@ class PromptSet:
             UsageError: a template lacks a placeholder.
         """
         new = replace(self, name="custom", **drop_none(update=update, answer=answer))
-        if new.no_change and new.no_change not in new.update:
+        if new.no_change and new.no_change not in new.text("memory"):
             new = replace(new, no_change=None)
-        return new if answer is None else replace(new, answer_format=_format_of(answer))
+        return new if answer is None else replace(new, answer_format=_format_of(new.text("answer")))
+
+    def messages(self, phase: Phase) -> tuple[Message, ...]:
+        """Return the template of a phase as messages; a text is one of the user."""
+        template = self.update if phase == "memory" else self.answer
+        return (Message(role="user", content=template),) if isinstance(template, str) else template
+
+    def text(self, phase: Phase) -> str:
+        """Return the texts of all messages of a phase's template."""
+        return "\n\n".join(message.content for message in self.messages(phase))
 
     def update_messages(self, *, question: str, memory: str, section: str, memory_tokens: int) -> tuple[Message, ...]:
         """Return the prompt for a memory update."""
         words = str(_words(memory_tokens))
-        return self._fill(self.update, question=question, memory=memory, section=section, words=words)
+        return self._fill("memory", question=question, memory=memory, section=section, words=words)
 
     def answer_messages(self, *, question: str, memory: str) -> tuple[Message, ...]:
         """Return the prompt for the answer."""
-        return self._fill(self.answer, question=question, memory=memory)
+        return self._fill("answer", question=question, memory=memory)
 
     def size(self, phase: Phase, count: Counter, *, question: int, memory: int, section: int = 0) -> int:
         """Return the most tokens that a prompt of this phase can have, given the tokens of its parts."""
-        template = self.update if phase == "memory" else self.answer
         sizes = {"question": question, "memory": max(memory, count(self.empty_memory)), "section": section, "words": 0}
-        parts = sum(sizes[name] for name in _PLACEHOLDER.findall(template))
-        return count(_PLACEHOLDER.sub("", template)) + parts + MARGIN
+        total = 0
+        for message in self.messages(phase):
+            parts = sum(sizes[name] for name in _PLACEHOLDER.findall(message.content))
+            total += count(_PLACEHOLDER.sub("", message.content)) + parts + MARGIN
+        return total
 
     def parse_memory(self, text: str) -> tuple[str, bool]:
         """Return the memory in a reply ("" if there is none), and whether the reply says that nothing changes.
@@ -168,8 +189,13 @@ class PromptSet:
             return "", True
         return ("" if text == self.empty_memory else text), False
 
-    def parse_answer(self, text: str) -> str:
-        """Return the answer in a reply; "" if there is none."""
+    def parse_answer(self, text: str, *, structured: bool = False) -> str:
+        """Return the answer in a reply; "" if there is none.
+
+        `structured`: the answer is JSON. Only thinking before it is removed: what its strings hold belongs to it.
+        """
+        if structured:
+            return _without_leading_thinking(text)
         text = self._unwrapped(text)
         box = last_boxed(text) if self.answer_format == "boxed" else None
         return text if box is None else box.strip()
@@ -198,14 +224,16 @@ class PromptSet:
                 break
         return text[start:end]
 
-    def _fill(self, template: str, **values: str) -> tuple[Message, ...]:
+    def _fill(self, phase: Phase, **values: str) -> tuple[Message, ...]:
         values["memory"] = values["memory"] or self.empty_memory
 
         def value(match: re.Match[str]) -> str:
             name = match[1]
             return self.harmless(values[name]) if name in values else match[0]
 
-        return (Message(role="user", content=_PLACEHOLDER.sub(value, template)),)
+        return tuple(
+            replace(message, content=_PLACEHOLDER.sub(value, message.content)) for message in self.messages(phase)
+        )
 
     def harmless(self, text: str) -> str:
         """Return the text as a prompt shows it: `neutralise`d, and unable to open or close a tag of the templates.
@@ -217,7 +245,7 @@ class PromptSet:
     @cached_property
     def tags(self) -> tuple[str, ...]:
         """The names of the tags in the templates."""
-        return tags_of(self.update + self.answer)
+        return tags_of(self.text("memory") + self.text("answer"))
 
     @cached_property
     def _no_change_reply(self) -> re.Pattern[str] | None:
@@ -239,6 +267,8 @@ _SAYS_NO_CHANGE = (
 _REMARK = re.compile(rf"\W*(?:{_SAYS_NO_CHANGE})(?:[\s:;,.]+(?:{_SAYS_NO_CHANGE})){{0,2}}\W*", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"\{(question|memory|section|words)\}")
 _THINKING_TAGS = {"<think>": "</think>", "<thinking>": "</thinking>"}
+_LEADING_THINKING = re.compile(r"(?:\s*<(think(?:ing)?)>.*?(?:</\1>|\Z))+", re.DOTALL)
+_JSON_STARTS = ("{", "[")
 _UNFINISHED_TAG = re.compile(r"<[/\w-]*\Z")
 
 
@@ -255,6 +285,15 @@ def strip_thinking(text: str) -> str:
     """
     text = re.sub(r"<(think(?:ing)?)>.*?(?:</\1>|\Z)", "", text, flags=re.DOTALL)
     return re.split(r"</think(?:ing)?>", text)[-1].strip()
+
+
+def _without_leading_thinking(text: str) -> str:
+    """Return a JSON reply without <think>...</think> blocks before it; where one is never closed, nothing is left."""
+    thinking = _LEADING_THINKING.match(text)
+    text = text[thinking.end() if thinking else 0 :].strip()
+    if text.startswith(_JSON_STARTS):
+        return text
+    return re.split(r"</think(?:ing)?>", text, maxsplit=1)[-1].strip()  # the chat template opened the block
 
 
 def last_boxed(text: str) -> str | None:
@@ -275,11 +314,11 @@ class AnswerStream:
     Joined, the pieces are `PromptSet.parse_answer` of the whole reply; a boxed answer comes in one piece at the end.
     There is one exception: when a reply closes a thinking block that the chat template opened, the text before has
     already been yielded, and the whole answer follows it. Pass `thinking=True` if the reply begins inside such a block.
-    Each character is looked at once.
+    With `structured` the answer is JSON, as for `parse_answer`. Each character is looked at once.
     """
 
-    def __init__(self, prompts: PromptSet, *, thinking: bool = False) -> None:
-        self._prompts = prompts
+    def __init__(self, prompts: PromptSet, *, thinking: bool = False, structured: bool = False) -> None:
+        self._prompts, self._structured = prompts, structured
         self._tags = re.compile(rf"(</?(?:think(?:ing)?{''.join('|' + tag for tag in prompts.tags)})>)")
         self._longest_tag = max(len(tag) for tag in ("thinking", *prompts.tags)) + 3
         # the tags that end the thinking block that we are in; none outside of one
@@ -287,7 +326,9 @@ class AnswerStream:
         self._unfinished = ""  # the end of the text, if it may be the beginning of a tag
         self._gap: list[str] = []  # space and tags, which belong to the answer only if text follows
         self._sent: list[str] = []
-        self._holding = prompts.answer_format == "boxed"  # whether to yield nothing more before the end
+        self._holding = (
+            prompts.answer_format == "boxed" and not structured
+        )  # whether to yield nothing more before the end
 
     def feed(self, piece: str) -> Iterator[str]:
         """Take a piece of the reply; yield the text that certainly belongs to the answer."""
@@ -300,7 +341,7 @@ class AnswerStream:
 
     def finish(self, reply: str) -> Iterator[str]:
         """Take the complete reply; yield the rest of the answer."""
-        answer, sent = self._prompts.parse_answer(reply), "".join(self._sent)
+        answer, sent = self._prompts.parse_answer(reply, structured=self._structured), "".join(self._sent)
         if answer != sent:
             yield answer.removeprefix(sent) if answer.startswith(sent) else f"\n\n{answer}"
 
@@ -308,6 +349,8 @@ class AnswerStream:
         """Take a tag or the text between two tags."""
         if self._closing_tags:
             self._closing_tags = () if part in self._closing_tags else self._closing_tags
+        elif self._structured and self._sent:  # what stands in the strings of JSON is no tag
+            yield self._send(part)
         elif part in _THINKING_TAGS:
             self._closing_tags = (_THINKING_TAGS[part],)
         elif part in _THINKING_TAGS.values():  # the chat template opened this block
@@ -315,11 +358,48 @@ class AnswerStream:
             self._gap = []
         elif not part.strip() or self._tags.fullmatch(part):
             self._gap.append(part)
+        elif self._structured and not part.lstrip().startswith(_JSON_STARTS):  # thinking, its block opened unseen
+            self._closing_tags = tuple(_THINKING_TAGS.values())
         else:
-            piece = "".join([*self._gap, part]) if self._sent else part.lstrip()
-            self._gap = [piece[len(piece.rstrip()) :]]
-            self._sent.append(piece.rstrip())
-            yield self._sent[-1]
+            yield self._send(part)
+
+    def _send(self, part: str) -> str:
+        """Return the next piece of the answer, without the space at its end, which is kept for the piece after it."""
+        piece = "".join([*self._gap, part]) if self._sent else part.lstrip()
+        self._gap = [piece[len(piece.rstrip()) :]]
+        self._sent.append(piece.rstrip())
+        return self._sent[-1]
+
+
+def _checked_template(template: Any) -> Template:
+    """Return a template whose messages may have been given as dicts, as JSON has them.
+
+    Raises:
+        UsageError: it is neither a text nor messages that end with one of the user.
+    """
+    if isinstance(template, str):
+        return template
+    if not isinstance(template, tuple | list) or not template:
+        raise UsageError(f"a prompt template is a text or a tuple of Messages, not {template!r}")
+    messages = tuple(map(_checked_message, template))
+    if messages[-1].role != "user":
+        raise UsageError(
+            f"the last message of a prompt template is the user's, not the {messages[-1].role}'s: "
+            "the model's reply follows it"
+        )
+    return messages
+
+
+def _checked_message(message: Any) -> Message:
+    if isinstance(message, Mapping) and message.keys() == {"role", "content"}:
+        message = Message(**message)
+    if not isinstance(message, Message):
+        raise UsageError(f"the messages of a prompt template are Message(role=..., content=...), not {message!r}")
+    if message.role not in get_args(Role):
+        raise UsageError(f"the role of a message is one of {', '.join(get_args(Role))}, not {message.role!r}")
+    if not isinstance(message.content, str) or not message.content.strip():
+        raise UsageError(f"the {message.role}'s message of a prompt template has no text")
+    return message
 
 
 def _check_placeholders(template: str, *names: str) -> None:

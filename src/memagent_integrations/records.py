@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from html import escape
@@ -18,6 +19,7 @@ from memagent_integrations.sanitize import encodable
 
 Phase = Literal["memory", "answer"]
 Layout = Literal["memory-first", "section-first", "section-shared"]
+Role = Literal["system", "user", "assistant"]
 Outcome = Literal["updated", "unchanged", "kept", "answered"]
 
 
@@ -110,7 +112,7 @@ class Chunk:
 class Message:
     """One message of a chat prompt."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Role
     content: str
 
 
@@ -190,6 +192,8 @@ class Step:
 class Prompt:
     """One call to make: the messages, the output limit, and `after`, the step made from the previous reply.
 
+    `schema` is the JSON Schema that the reply has to fit, None for a text; only an answer has one.
+
     `recorded` is the reply that a journal holds: send it to the loop instead of making the call. `deadline` is the time
     (by `time.monotonic`) at which the call is given up, `context` the OpenTelemetry context that it belongs to.
     """
@@ -198,6 +202,7 @@ class Prompt:
     phase: Phase
     messages: tuple[Message, ...]
     max_tokens: int
+    schema: Mapping[str, Any] | None = field(default=None, hash=False)
     after: Step | None = None
     recorded: Reply | None = None
     deadline: float | None = None
@@ -224,6 +229,7 @@ class Reading:
     """The result of reading a document for one question.
 
     `answer` is None if and only if `error` is set; the steps and the memory are then those up to the failure.
+    `model` wrote the memory, and the answer too unless `answer_model` names another that did.
     """
 
     question: str
@@ -231,6 +237,7 @@ class Reading:
     memory: str
     steps: tuple[Step, ...] = field(repr=False)
     model: str
+    answer_model: str | None = None
     budgets: Budgets
     error: Annotated[MemAgentError | None, PlainValidator(_error_from_json), PlainSerializer(_error_to_json)] = None
 

@@ -37,18 +37,24 @@ _FINISH_REASONS = ("stop", "length", "content_filter", "tool_calls")
 
 
 def traced(
-    turns: Turns, *, model: str, budgets: Budgets | None = None, tracer_provider: TracerProvider | None = None
+    turns: Turns,
+    *,
+    model: str,
+    answer_model: str | None = None,
+    budgets: Budgets | None = None,
+    tracer_provider: TracerProvider | None = None,
 ) -> Turns:
     """Return the loop with a span around it, and within it one for each call.
 
     The parent is the span that is current now, whichever thread runs the loop later. A step from a journal makes no
-    call and has no span: to know it, pass the loop that the journal returned. `model` is the name of the backend.
+    call and has no span: to know it, pass the loop that the journal returned. `model` is the name of the backend,
+    `answer_model` that of the one that answers, if it is another.
     Without a `tracer_provider`, the global one is used. A call's span begins when the loop asks for the call and ends
     when the loop gets the reply, which is later if the driver is held up.
     """
     if trace is None:
         return turns
-    return _Spans(model, contexts.get_current(), tracer_provider).reading(turns, budgets)
+    return _Spans(model, answer_model or model, contexts.get_current(), tracer_provider).reading(turns, budgets)
 
 
 def under(context: object | None) -> AbstractContextManager[None]:
@@ -72,9 +78,8 @@ def _attached(context: Context) -> Iterator[None]:
 class _Spans:
     """Makes the spans of one reading, and sums up the calls that it made; steps from a journal are only counted."""
 
-    def __init__(self, model: str, parent: Context, tracer_provider: TracerProvider | None) -> None:
-        provider, self._model = _provider_and_model(model)
-        self._model_attributes = drop_none(**{"gen_ai.provider.name": provider, "gen_ai.request.model": self._model})
+    def __init__(self, model: str, answer_model: str, parent: Context, tracer_provider: TracerProvider | None) -> None:
+        self._attributes = {"memory": _model_attributes(model), "answer": _model_attributes(answer_model)}
         self._tracer = trace.get_tracer("memagent_integrations", tracer_provider=tracer_provider)
         self._context = parent
         self._usage, self._recorded_steps = NO_USAGE, 0
@@ -85,7 +90,7 @@ class _Spans:
         attributes = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": "memagent",
-            **self._model_attributes,
+            **self._attributes["memory"],
             **drop_none(**{f"memagent.{name}": size for name, size in sizes.items()}),
         }
         span = self._tracer.start_span("invoke_agent memagent", self._context, trace.SpanKind.INTERNAL, attributes)
@@ -116,12 +121,13 @@ class _Spans:
         """Pass on a step that makes a call, with a span around the call."""
         attributes = {
             "gen_ai.operation.name": "chat",
-            **self._model_attributes,
+            **self._attributes[prompt.phase],
             "gen_ai.request.max_tokens": prompt.max_tokens,
             "memagent.step.index": prompt.index,
             "memagent.step.phase": prompt.phase,
         }
-        span = self._tracer.start_span(f"chat {self._model}", self._context, trace.SpanKind.CLIENT, attributes)
+        name = f"chat {attributes['gen_ai.request.model']}"
+        span = self._tracer.start_span(name, self._context, trace.SpanKind.CLIENT, attributes)
         end: int | None = None
         try:
             try:
@@ -141,6 +147,11 @@ class _Spans:
             return state
         finally:
             span.end(end)
+
+
+def _model_attributes(name: str) -> dict[str, str]:
+    provider, model = _provider_and_model(name)
+    return drop_none(**{"gen_ai.provider.name": provider, "gen_ai.request.model": model})
 
 
 def _provider_and_model(name: str) -> tuple[str | None, str]:

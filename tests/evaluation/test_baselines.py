@@ -32,6 +32,7 @@ from memagent_integrations.evaluation.baselines.langchain import ChatModel
 from memagent_integrations.evaluation.baselines.llama_index import LLM
 from memagent_integrations.evaluation.samples import Sample
 from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader.model import Model as CalledModel
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import NO_USAGE, Budgets, Prompt, Reply, Usage
 
@@ -398,8 +399,8 @@ def test_a_crash_of_a_framework_is_told_in_its_own_words() -> None:
 
 def test_the_wrapped_models_honour_an_output_limit() -> None:
     backend = ScriptedBackend(wordy, window=WINDOW)
-    prompts, calls = PromptSet.default(), Calls(Limits())
-    model = Model(Setup(backend=backend, calls=calls, prompts=prompts, budgets=BUDGETS, window=WINDOW))
+    called = CalledModel(backend=backend, calls=Calls(Limits()), window=WINDOW)
+    model = Model(Setup(model=called, prompts=PromptSet.default(), budgets=BUDGETS))
     llm, chat = LLM(model=model), ChatModel(model=model)
     messages = [ChatMessage(role="system", content="Be short."), ChatMessage(role="user", content="Say it.")]
     llm.chat(messages, max_tokens=7)

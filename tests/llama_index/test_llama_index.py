@@ -32,7 +32,7 @@ from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.llms import ChatMessage, ChatResponse, LLMMetadata, MockLLM
 from llama_index.core.llms.callbacks import llm_chat_callback
 from llama_index.core.node_parser import TokenTextSplitter
-from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
+from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, SelectorPromptTemplate
 from llama_index.core.readers.base import BaseReader
 from llama_index.core.schema import Document, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.settings import Settings
@@ -677,7 +677,8 @@ def test_prompts_can_be_seen_and_changed() -> None:
     [
         ({"text_qa_template": PromptTemplate("{question} {memory}")}, "no prompt 'text_qa_template'"),
         ({"answer": PromptTemplate("{context_str} {query_str}")}, "lacks {question}, {memory}"),
-        ({"answer": ChatPromptTemplate([ChatMessage(content="{question} {memory}")])}, "not ChatPromptTemplate"),
+        ({"answer": SelectorPromptTemplate(PromptTemplate("{question}"))}, "not SelectorPromptTemplate"),
+        ({"answer": ChatPromptTemplate([ChatMessage("{question} {memory}", role="tool")])}, "role of a message"),
     ],
 )
 def test_prompts_that_cannot_be(prompts: Any, message: str) -> None:

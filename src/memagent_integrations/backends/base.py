@@ -33,6 +33,8 @@ class Backend(ABC):
     """Calls that `Reader.read_many` makes at a time."""
     max_retries: int = 0
     """How often the reader retries a call, unless its `Limits` say otherwise; 0 where the model's client does that."""
+    structured: bool = False
+    """Whether it keeps a reply to `Prompt.schema`."""
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -19,9 +19,10 @@ _TOKEN = re.compile(r" ?\w+|[^\w]", re.DOTALL)
 class ScriptedBackend(Backend):
     """Replies with the lines of `script` one after the other, or with what `script(prompt)` returns; raises its errors.
 
-    `prompts` is the history: every prompt it received. Its tokens are words with the space before them, single signs,
-    and single spaces, so that they can be counted by hand. A reply longer than `prompt.max_tokens` is cut, as a real
-    model's would be.
+    `prompts` is the history: every prompt it received, with the `schema` of its reply; whether a reply fits it is up to
+    the script. With `structured=False` it is a backend that takes no schema. Its tokens are words with the space before
+    them, single signs, and single spaces, so that they can be counted by hand. A reply longer than `prompt.max_tokens`
+    is cut, as a real model's would be.
 
     >>> backend = ScriptedBackend(["The key is 7.", "7"])
     """
@@ -35,6 +36,7 @@ class ScriptedBackend(Backend):
         window: int | None = None,
         batch_size: int = 1,
         concurrency: int = 4,
+        structured: bool = True,
     ) -> None:
         check_int(batch_size=batch_size, concurrency=concurrency, **drop_none(window=window))
         self._script = script if callable(script) else None
@@ -44,6 +46,7 @@ class ScriptedBackend(Backend):
         self.window = window
         self.batch_size = batch_size
         self.concurrency = concurrency
+        self.structured = structured
 
     def count(self, text: str) -> int:
         """Return the number of tokens, as this backend splits text."""

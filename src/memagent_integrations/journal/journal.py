@@ -140,10 +140,11 @@ class Journal:
         answered = bool(steps) and steps[-1].phase == "answer"
         return Reading(
             question=settings["question"],
-            answer=prompts.parse_answer(steps[-1].reply.text) if answered else None,
+            answer=prompts.parse_answer(steps[-1].reply.text, structured="output" in settings) if answered else None,
             memory=steps[-1].memory if steps else "",
             steps=steps,
             model=settings["model"],
+            answer_model=settings.get("answer_model"),
             budgets=budgets,
             error=None if answered else MemAgentError(self._unfinished(run)),
         )
@@ -154,7 +155,9 @@ class Journal:
             return [step_from_json(text) for (text,) in rows]
 
     def settings(self, run: str) -> dict[str, Any]:
-        """Return the settings of a run, as JSON: question, model, backend, budgets and prompts.
+        """Return the settings of a run, as JSON: question, model, backend, budgets, prompts.
+
+        With another model for the answer also answer_model and answer_backend, with a schema for it also output.
 
         Raises:
             UsageError: there is no such run.

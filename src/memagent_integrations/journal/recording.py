@@ -45,16 +45,29 @@ _STEP = TypeAdapter(Step)
 
 
 def settings_of(
-    question: str, model: str, identity: Mapping[str, Any], budgets: Budgets, prompts: PromptSet
+    question: str,
+    model: str,
+    identity: Mapping[str, Any],
+    budgets: Budgets,
+    prompts: PromptSet,
+    *,
+    answer: tuple[str, Mapping[str, Any]] | None = None,
+    schema: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the settings that distinguish readings of one document."""
-    return {
+    """Return the settings that distinguish readings of one document.
+
+    `answer` is the name and the identity of another model that answers, `schema` the JSON Schema of the answer.
+    """
+    settings = {
         "question": question,
         "model": model,
         "backend": dict(identity),
         "budgets": asdict(budgets),
         "prompts": asdict(prompts),
     }
+    if answer:
+        settings |= {"answer_model": answer[0], "answer_backend": dict(answer[1])}
+    return settings | ({"output": dict(schema)} if schema else {})
 
 
 def recorded(turns: Turns, store: Store, settings: Mapping[str, Any], run: str | None, files: Sequence[str]) -> Turns:
@@ -253,8 +266,11 @@ def step_from_json(text: str) -> Step:
 
 
 def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without the address of the server, which may have moved."""
-    return {**settings, "backend": {**settings.get("backend", {}), "base_url": None}}
+    """Return the settings without the addresses of the servers, which may have moved."""
+    backends = {
+        name: {**settings[name], "base_url": None} for name in ("backend", "answer_backend") if name in settings
+    }
+    return {"backend": {"base_url": None}, **settings, **backends}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

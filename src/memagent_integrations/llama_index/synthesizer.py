@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.base.response.schema import RESPONSE_TYPE, AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
 from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
-from llama_index.core.prompts import PromptTemplate
+from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryType, TextNode
@@ -28,9 +29,9 @@ from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.llama_index.backend import LLMBackend
 from memagent_integrations.llama_index.record import ResponseRecord
-from memagent_integrations.prompts import PromptSet
+from memagent_integrations.prompts import PromptSet, Template
 from memagent_integrations.reader import Reader
-from memagent_integrations.records import Layout
+from memagent_integrations.records import Layout, Message, Phase, Role
 from memagent_integrations.tokens import Counter
 
 dispatcher = get_dispatcher(__name__)
@@ -125,8 +126,8 @@ class MemAgentSynthesizer(BaseSynthesizer):
 
     def _get_prompts(self) -> PromptDictType:
         return {
-            "memory": PromptTemplate(self.reader.prompts.update),
-            "answer": PromptTemplate(self.reader.prompts.answer),
+            "memory": _to_template(self.reader.prompts, "memory"),
+            "answer": _to_template(self.reader.prompts, "answer"),
         }
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
@@ -281,9 +282,21 @@ def reader_over(
     return Reader(model, **settings)
 
 
-def _template(prompt: Any) -> str:
-    """Return the text of a prompt template, with its partial variables filled in and its mapped names."""
-    if not isinstance(prompt, PromptTemplate):
-        raise UsageError(f"the prompts are PromptTemplates of one message, not {type(prompt).__name__}")
+def _to_template(prompts: PromptSet, phase: Phase) -> BasePromptTemplate:
+    """Return the template of a phase as LlamaIndex has it: of one text, or of several messages."""
+    template = prompts.update if phase == "memory" else prompts.answer
+    if isinstance(template, str):
+        return PromptTemplate(template)
+    messages = [ChatMessage(role=MessageRole(message.role), content=message.content) for message in template]
+    return ChatPromptTemplate(message_templates=messages)
+
+
+def _template(prompt: Any) -> Template:
+    """Return a prompt template of LlamaIndex as ours, with its partial variables filled in and its mapped names."""
     blanks: dict[str, Any] = {name: f"{{{name}}}" for name in ("question", "memory", "section", "words")}
-    return prompt.format(**blanks)
+    if isinstance(prompt, PromptTemplate):
+        return prompt.format(**blanks)
+    if isinstance(prompt, ChatPromptTemplate):
+        messages = prompt.format_messages(**blanks)
+        return tuple(Message(role=cast(Role, each.role.value), content=each.content or "") for each in messages)
+    raise UsageError(f"the prompts are PromptTemplates or ChatPromptTemplates, not {type(prompt).__name__}")

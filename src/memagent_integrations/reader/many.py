@@ -131,19 +131,19 @@ def read_jobs(
         start(question, setup.checked_chunks(question, source), document)
         for (question, document), source in zip(jobs, sources, strict=True)
     ]
-    read = _read_in_batches if setup.backend.batch_size > 1 else _read_in_threads
+    read = _read_in_batches if setup.model.backend.batch_size > 1 else _read_in_threads
     return read(setup, loops, progress, cancelled)
 
 
 async def aread_jobs(setup: Setup, start: Start, jobs: Sequence[Job], progress: ManyProgress | None) -> list[Reading]:
     """`read_jobs`, async: batches are read in a thread, other jobs in tasks. If one raises, all are cancelled."""
-    if setup.backend.batch_size > 1 and not any(is_async(document) for _, document in jobs):
+    if setup.model.backend.batch_size > 1 and not any(is_async(document) for _, document in jobs):
         cancelled = threading.Event()
         try:
             return await asyncio.to_thread(read_jobs, setup, start, jobs, progress, cancelled)
         finally:
             cancelled.set()
-    sources, free = _shared_chunks(jobs, setup), asyncio.Semaphore(setup.backend.concurrency)
+    sources, free = _shared_chunks(jobs, setup), asyncio.Semaphore(setup.model.backend.concurrency)
 
     async def read(number: int) -> Reading:
         question, document = jobs[number]
@@ -165,9 +165,9 @@ async def aread_jobs(setup: Setup, start: Start, jobs: Sequence[Job], progress: 
 def _read_in_batches(
     setup: Setup, loops: Sequence[Turns], progress: ManyProgress | None, cancelled: threading.Event
 ) -> list[Reading]:
-    complete = partial(setup.calls.complete_batch, setup.backend)
+    complete = partial(setup.complete_batch, cancelled=cancelled)
     readings: dict[int, Reading] = {}
-    with closing(drive_batch(loops, complete, setup.backend.batch_size)) as events:
+    with closing(drive_batch(loops, complete, setup.model.backend.batch_size)) as events:
         for number, event in events:
             if cancelled.is_set():
                 break
@@ -182,7 +182,7 @@ def _read_in_threads(
     setup: Setup, loops: Sequence[Turns], progress: ManyProgress | None, cancelled: threading.Event
 ) -> list[Reading]:
     progress = _one_at_a_time(progress)
-    pool = ThreadPoolExecutor(setup.backend.concurrency)
+    pool = ThreadPoolExecutor(setup.model.backend.concurrency)
     try:
         tasks = [
             pool.submit(finish, setup, turns, _of_job(number, progress), cancelled)

@@ -15,8 +15,9 @@ from memagent_integrations.calls import Calls, Limits, limited
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.documents import file_paths, is_one_shot
 from memagent_integrations.errors import UsageError
-from memagent_integrations.journal import Journal, settings_of
+from memagent_integrations.journal import Journal
 from memagent_integrations.loop import AsyncCall, Turns, adrive, drive
+from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.many import (
     AsyncProgress,
@@ -29,6 +30,7 @@ from memagent_integrations.reader.many import (
     finish,
     read_jobs,
 )
+from memagent_integrations.reader.model import Model
 from memagent_integrations.reader.position import Position, loaded_document
 from memagent_integrations.reader.setup import TWO_LAYOUTS, load_setup, names_policy
 from memagent_integrations.records import Budgets, Chunk, Event, Layout, Plan, Reading
@@ -53,6 +55,11 @@ class Reader:
             an interrupted reading is continued, a complete one costs nothing.
         limits: how long to wait for a slow model, and how often to retry a failing one.
         backend_options: more arguments of the backend that `model` names (`base_url`, `temperature`, ...).
+        answer_model: another model for the answer, as `model`; `model` then writes the memory alone. Chunks, memory
+            and question are counted in the tokens of `model`, and `window` is its window.
+        answer_options: more arguments of the backend that `answer_model` names.
+        output: what the answer has to be: a pydantic model class, or the JSON Schema of an object. The answer is then
+            JSON that fits; `Reader.output.parse` returns the object. An answer that does not fit is a `BackendError`.
 
     Raises:
         UsageError: a setting is wrong, or the model's name is unknown.
@@ -75,6 +82,9 @@ class Reader:
         journal: Journal | str | Path | None = None,
         limits: Limits | None = None,
         backend_options: Mapping[str, Any] | None = None,
+        answer_model: str | Backend | None = None,
+        answer_options: Mapping[str, Any] | None = None,
+        output: type[Any] | Mapping[str, Any] | None = None,
     ) -> None:
         self._setup = load_setup(
             model,
@@ -83,6 +93,9 @@ class Reader:
             window=window,
             limits=limits,
             backend_options=backend_options,
+            answer_model=answer_model,
+            answer_options=answer_options,
+            output=output,
             chunk_tokens=chunk_tokens,
             memory_tokens=memory_tokens,
             question_tokens=question_tokens,
@@ -102,32 +115,38 @@ class Reader:
         window: int | None = None,
         limits: Limits | None = None,
         backend_options: Mapping[str, Any] | None = None,
+        answer_options: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Return a reader with the model, prompts and budgets of a run.
+        """Return a reader with the models, prompts, budgets and the schema of a run.
 
         `read(question, document, run=run)` continues the run. `backend_options` override what the journal records of
-        the backend (address, temperature, adapter, tokenizer).
+        the backend (address, temperature, adapter, tokenizer), `answer_options` what it records of the one that
+        answers.
 
         Raises:
-            UsageError: there is no such run, or its model was not given by a name.
+            UsageError: there is no such run, or one of its models was not given by a name.
         """
         opened = journal if isinstance(journal, Journal) else Journal(journal)
         settings = opened.settings(run)
-        model = settings["model"]
-        if model not in embedded.EMBEDDED and model.partition(":")[0] not in KINDS:
-            raise UsageError(
-                f"the run {run} was begun with {model}, a model that was made in Python; go on there: "
-                f"give a Reader with that model the journal, and read with run={run!r}"
-            )
-        options = drop_none(**settings["backend"])
-        options.pop("extra_body", None)  # the journal has only a digest of it
+        model, answer_model = settings["model"], settings.get("answer_model")
+        for name in filter(None, (model, answer_model)):
+            if name not in embedded.EMBEDDED and name.partition(":")[0] not in KINDS:
+                raise UsageError(
+                    f"the run {run} was begun with {name}, a model that was made in Python; go on there: "
+                    f"give a Reader with that model the journal, and read with run={run!r}"
+                )
+        if answer_model:
+            answer_options = _options_of(settings["answer_backend"]) | dict(answer_options or {})
         reader = cls(
             model,
+            answer_model=answer_model,
+            answer_options=answer_options,
+            output=settings.get("output"),
             prompts=opened.prompts(run),
             window=window,
             journal=opened,
             limits=limits,
-            backend_options=options | dict(backend_options or {}),
+            backend_options=_options_of(settings["backend"]) | dict(backend_options or {}),
             **settings["budgets"],
         )
         reader._opened_journal = opened if opened is not journal else None
@@ -135,8 +154,18 @@ class Reader:
 
     @property
     def backend(self) -> Backend:
-        """The model."""
-        return self._setup.backend
+        """The model; with an `answer_model`, the one that writes the memory."""
+        return self._setup.model.backend
+
+    @property
+    def answer_backend(self) -> Backend:
+        """The model that answers."""
+        return self._setup.model_for("answer").backend
+
+    @property
+    def output(self) -> Output | None:
+        """What an answer has to be, None for a text; its `parse` returns the object that an answer is."""
+        return self._setup.output
 
     @property
     def prompts(self) -> PromptSet:
@@ -151,7 +180,7 @@ class Reader:
     @property
     def calls(self) -> Calls:
         """The caller of the model, which keeps to the limits."""
-        return self._setup.calls
+        return self._setup.model.calls
 
     def read(
         self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None
@@ -329,6 +358,7 @@ class Reader:
         self,
         *,
         backend: Backend | None = None,
+        answer_backend: Backend | None = None,
         prompts: PromptSet | None = None,
         layout: Layout | None = None,
         window: int | None = None,
@@ -336,7 +366,8 @@ class Reader:
     ) -> Self:
         """Return a copy of this reader with other settings; None leaves a setting unchanged.
 
-        Both share the journal, and the limits and the breaker of their calls.
+        `answer_backend` is another model that answers. Both readers share the journal, and the limits and breakers of
+        their calls.
 
         Raises:
             UsageError: a setting is wrong.
@@ -348,22 +379,30 @@ class Reader:
             prompts = PromptSet.default(layout=layout)
         reader = copy(self)
         reader._opened_journal = None
+        answer_model = self._setup.answer_model
+        if answer_backend:
+            calls = answer_model.calls if answer_model else Calls(self.calls.limits)
+            answer_model = Model(backend=answer_backend, calls=calls)
         reader._setup = replace(
             self._setup,
+            model=replace(self._setup.model, **drop_none(backend=backend, window=window)),
+            answer_model=answer_model,
             budgets=replace(self.budgets, **drop_none(**budgets)),
-            **drop_none(backend=backend, prompts=prompts, window=window),
+            **drop_none(prompts=prompts),
         )
         return reader
 
     def close(self) -> None:
-        """Close the backend, and the journal if it was given as a file."""
-        self.backend.close()
+        """Close the backends, and the journal if it was given as a file."""
+        for model in self._setup.models:
+            model.backend.close()
         if self._opened_journal:
             self._opened_journal.close()
 
     async def aclose(self) -> None:
         """`close`, async."""
-        await self.backend.aclose()
+        for model in self._setup.models:
+            await model.backend.aclose()
         if self._opened_journal:
             await asyncio.to_thread(self._opened_journal.close)
 
@@ -389,8 +428,7 @@ class Reader:
         """Return the loop of a whole reading, which the journal records."""
         turns = self._setup.loop(question, source)
         if self.journal:
-            settings = settings_of(question, self.backend.name, self.backend.identity, self.budgets, self.prompts)
-            turns = self.journal.recorded(turns, settings, run, file_paths(document))
+            turns = self.journal.recorded(turns, self._setup.settings(question), run, file_paths(document))
         elif run is not None:
             raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
         return self._watched(turns)
@@ -400,7 +438,8 @@ class Reader:
         return self._watched(self._setup.loop(question, source, answering=source is None, **part))
 
     def _watched(self, turns: Turns) -> Turns:
-        return traced(limited(turns, self.calls.limits.run_timeout), model=self.backend.name, budgets=self.budgets)
+        turns = limited(turns, self.calls.limits.run_timeout)
+        return traced(turns, model=self.backend.name, answer_model=self._setup.answer_name, budgets=self.budgets)
 
     def _adrive(
         self, question: str, document: Any, call: AsyncCall, run: str | None, prompts: PromptSet | None = None
@@ -408,6 +447,11 @@ class Reader:
         async_chunks = self._setup.async_chunks(question, document)
         source = async_chunks or self._checked_chunks(question, document)
         return adrive(self._turns(question, source, document, run), call, prompts, async_chunks)
+
+
+def _options_of(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a backend that a journal records; of `extra_body` it has only a digest."""
+    return {name: value for name, value in drop_none(**identity).items() if name != "extra_body"}
 
 
 def _raise_for_error(reading: Reading) -> Reading:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from memagent_integrations import policies
@@ -16,13 +16,14 @@ from memagent_integrations.calls import Calls, Limits
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.chunking import Chunker, achunks, chunks
 from memagent_integrations.documents import apieces, is_async, pieces
-from memagent_integrations.errors import ContextOverflow, EmptyDocument, QuestionError, UsageError
+from memagent_integrations.errors import ContextOverflow, EmptyDocument, MemAgentError, QuestionError, UsageError
+from memagent_integrations.journal import settings_of
 from memagent_integrations.loop import AsyncChunks, Turns, reading_loop
+from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader.model import Model
 from memagent_integrations.records import Budgets, Chunk, Layout, Phase, Plan, Prompt, Reply
-from memagent_integrations.tokens import Counter
 
-_DEFAULT_WINDOW = 8192
 TWO_LAYOUTS = "pass prompts or layout, not both: a prompt set, like that of a policy, has its own layout"
 _POLICY = "policy:"
 _LEAST_CHUNK = 64  # smaller chunks are no advice: a document would take too many calls
@@ -31,21 +32,48 @@ _NO_ROOM = "lower memory_tokens or output_tokens, or use a model with a larger w
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The model, how it is called, its prompts and their sizes. `window` is the caller's; None: the backend's own."""
+    """The model that notes, the one that answers if it is another, the prompts and their sizes, and what an answer is.
 
-    backend: Backend
-    calls: Calls
+    Raises:
+        UsageError: the model that answers cannot keep to `output`.
+    """
+
+    model: Model
+    answer_model: Model | None = None
     prompts: PromptSet
     budgets: Budgets
-    window: int | None = None
+    output: Output | None = None
 
-    def resolve_window(self) -> int:
-        """Return the window to keep to: the one that was set, else the backend's (perhaps by a call), else 8,192."""
-        return self.window or self.calls.query(self.backend, lambda: self.backend.window) or _DEFAULT_WINDOW
+    def __post_init__(self) -> None:
+        backend = self.model_for("answer").backend
+        if self.output and not backend.structured:
+            raise UsageError(
+                f"{backend.name} cannot keep an answer to a schema (output); openai:NAME, llamacpp:FILE.gguf and "
+                "vllm:NAME can: name one of these as answer_model"
+            )
+        if self.output and self.prompts.answer_format == "boxed":
+            raise UsageError(
+                "these prompts ask for an answer in \\boxed{}, output for JSON; "
+                "pass prompts.changed(answer=...) with a template that does not"
+            )
 
-    def count(self, text: str) -> int:
-        """Return the tokens of a text as it stands in a prompt."""
-        return self.calls.count(self.backend, self.prompts.harmless(text))
+    def model_for(self, phase: Phase) -> Model:
+        """Return the model that gets the prompts of a phase."""
+        return self.answer_model if self.answer_model and phase == "answer" else self.model
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The models, each once."""
+        return (self.model, self.answer_model) if self.answer_model else (self.model,)
+
+    @property
+    def answer_name(self) -> str | None:
+        """The name of the model that answers, None if it is the one that notes."""
+        return self.answer_model.backend.name if self.answer_model else None
+
+    def count(self, text: str, phase: Phase = "memory") -> int:
+        """Return the tokens of a text as it stands in a prompt of this phase."""
+        return self.model_for(phase).count(self.prompts.harmless(text))
 
     def check(self, question: str) -> int:
         """Check that every prompt for this question will fit; return the tokens of the question.
@@ -62,14 +90,13 @@ class Setup:
                 f"the question has {tokens} tokens, its budget is {budgets.question_tokens}; "
                 "shorten it or raise question_tokens"
             )
-        window = self.resolve_window()
-        self._check_phase("memory", tokens, budgets.chunk_tokens, window)
-        self._check_phase("answer", tokens, 0, window)
+        self._check_phase("memory", tokens, budgets.chunk_tokens)
+        self._check_phase("answer", self.count(question, "answer") if self.answer_model else tokens, 0)
         return tokens
 
-    def _check_phase(self, phase: Phase, question: int, chunk: int, window: int) -> None:
+    def _check_phase(self, phase: Phase, question: int, chunk: int) -> None:
         memory, output = self.budgets.memory_tokens, self.budgets.output(phase)
-        prompt = self._prompt_tokens(phase, question, chunk)
+        prompt, window = self._prompt_tokens(phase, question, chunk), self.model_for(phase).resolve_window()
         if prompt + output <= window:
             return
         room = (window - output - self._prompt_tokens(phase, question, 0)) // self._sections
@@ -78,8 +105,28 @@ class Setup:
             advice = f"chunk_tokens={room} or less would fit"
         raise ContextOverflow(
             f"question {question} + chunk {chunk} + memory {memory} + output {output} + template "
-            f"{prompt - question - chunk - memory} = {prompt + output} tokens, but the window holds {window}; {advice}"
+            f"{prompt - question - chunk - memory} = {prompt + output} tokens, "
+            f"but the window{self._whose(phase)} holds {window}; {advice}"
         )
+
+    def _check_answer(self, prompt: Prompt) -> None:
+        """Check the prompt for another model's answer: only now its tokens of the memory are known.
+
+        Raises:
+            ContextOverflow: it does not fit the window.
+        """
+        model = self.model_for("answer")
+        size = sum(model.count(message.content) + model.backend.template_tokens for message in prompt.messages)
+        total, window = size + self._schema_tokens(model) + prompt.max_tokens, model.resolve_window()
+        if total > window:
+            raise ContextOverflow(
+                f"prompt {total - prompt.max_tokens} + output {prompt.max_tokens} = {total} tokens, but the window"
+                f"{self._whose('answer')} holds {window}, whose tokens are others than those of "
+                f"{self.model.backend.name}; {_NO_ROOM}"
+            )
+
+    def _whose(self, phase: Phase) -> str:
+        return f" of {self.answer_name}" if self.answer_name and phase == "answer" else ""
 
     def checked_memory(self, memory: str) -> str:
         """Return the memory, after checking that it is within its budget: one that the model did not write may not be.
@@ -128,8 +175,23 @@ class Setup:
             prompts=self.prompts,
             budgets=self.budgets,
             count=self.count,
-            model=self.backend.name,
+            model=self.model.backend.name,
+            answer_model=self.answer_name,
+            output=self.output,
+            check_answer=self._check_answer if self.answer_model else None,
             **part,
+        )
+
+    def settings(self, question: str) -> dict[str, Any]:
+        """Return the settings of a reading, for the journal."""
+        return settings_of(
+            question,
+            self.model.backend.name,
+            self.model.backend.identity,
+            self.budgets,
+            self.prompts,
+            answer=(self.answer_model.backend.name, self.answer_model.backend.identity) if self.answer_model else None,
+            schema=self.output.schema if self.output else None,
         )
 
     def plan(self, question: str, source: Iterable[Chunk]) -> Plan:
@@ -145,29 +207,41 @@ class Setup:
         if not number:
             raise EmptyDocument
         update = self._prompt_tokens("memory", question_tokens, 0)
+        answer_question = self.count(question, "answer") if self.answer_model else question_tokens
         return Plan(
             chunks=number,
             calls=number + 1,
             document_tokens=size,
-            prompt_tokens=number * update + size * self._sections + self._prompt_tokens("answer", question_tokens, 0),
+            prompt_tokens=number * update + size * self._sections + self._prompt_tokens("answer", answer_question, 0),
             completion_tokens=number * self.budgets.output("memory") + self.budgets.output("answer"),
         )
 
     def complete(self, prompt: Prompt, cancelled: threading.Event | None = None) -> Iterator[str | Reply]:
         """Yield the reply to a prompt; once `cancelled` is set, the call is not retried."""
-        yield self.calls.complete(self.backend, prompt, cancelled)
+        return self.model_for(prompt.phase).complete(prompt, cancelled)
 
-    async def acomplete(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
+    def acomplete(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`complete`, async."""
-        yield await self.calls.acomplete(self.backend, prompt)
+        return self.model_for(prompt.phase).acomplete(prompt)
 
     def stream(self, prompt: Prompt) -> Iterator[str | Reply]:
         """Yield the reply to a prompt, an answer in pieces before the whole."""
-        return self.calls.stream(self.backend, prompt) if prompt.phase == "answer" else self.complete(prompt)
+        return self.model_for(prompt.phase).stream(prompt)
 
     def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        return self.calls.astream(self.backend, prompt) if prompt.phase == "answer" else self.acomplete(prompt)
+        return self.model_for(prompt.phase).astream(prompt)
+
+    def complete_batch(
+        self, prompts: Sequence[Prompt], cancelled: threading.Event | None = None
+    ) -> list[Reply | MemAgentError]:
+        """Return the replies to prompts of several readings, those of each model computed together."""
+        replies: dict[int, Reply | MemAgentError] = {}
+        for model in self.models:
+            own = [n for n, prompt in enumerate(prompts) if self.model_for(prompt.phase) is model]
+            if own:
+                replies.update(zip(own, model.complete_batch([prompts[n] for n in own], cancelled), strict=True))
+        return [replies[n] for n in range(len(prompts))]
 
     def _cut(self, document: Any) -> Iterator[Chunk]:
         return chunks(pieces(document), self._chunker())
@@ -186,19 +260,20 @@ class Setup:
     @property
     def _sections(self) -> int:
         """How often a prompt shows its section."""
-        return self.prompts.update.count("{section}")
+        return self.prompts.text("memory").count("{section}")
 
     def _prompt_tokens(self, phase: Phase, question: int, section: int) -> int:
         """Return the most tokens that a prompt of this phase has, given the tokens of question and section."""
+        model = self.model_for(phase)
         size = self.prompts.size(
-            phase, self._count_template, question=question, memory=self.budgets.memory_tokens, section=section
+            phase, model.count_template, question=question, memory=self.budgets.memory_tokens, section=section
         )
-        return size + self.backend.template_tokens
+        schema = self._schema_tokens(model) if phase == "answer" else 0
+        return size + schema + model.backend.template_tokens * len(self.prompts.messages(phase))
 
-    @cached_property
-    def _count_template(self) -> Counter:
-        """Counts a text of the prompt set, each only once: with many endpoints a count is a call."""
-        return lru_cache(partial(self.calls.count, self.backend))
+    def _schema_tokens(self, model: Model) -> int:
+        """Return the tokens of the schema, which some servers put into the prompt."""
+        return model.count_template(json.dumps(self.output.schema)) if self.output else 0
 
 
 def load_setup(
@@ -209,6 +284,9 @@ def load_setup(
     window: int | None,
     limits: Limits | None,
     backend_options: Mapping[str, Any] | None,
+    answer_model: str | Backend | None = None,
+    answer_options: Mapping[str, Any] | None = None,
+    output: type[Any] | Mapping[str, Any] | None = None,
     **budgets: int | None,
 ) -> Setup:
     """Return the setup for the arguments of `Reader`, with the prompts and budgets that a policy or a model brings.
@@ -217,13 +295,8 @@ def load_setup(
         UsageError: a setting is wrong, or the model's name is unknown.
         MissingExtra: the model's package is not installed.
     """
-    if not isinstance(model, (str, Backend)):
-        raise UsageError(
-            f"model has to be a name or a Backend, not {type(model).__name__}; for LangChain and LlamaIndex models use "
-            "memagent_integrations.langchain and memagent_integrations.llama_index"
-        )
-    if backend_options and isinstance(model, Backend):
-        raise UsageError("backend_options are for a model given by name; this backend has been made already")
+    _check_model(model, backend_options, "model", "backend_options")
+    _check_answer_model(answer_model, answer_options)
     if not isinstance(limits, Limits | None):
         raise UsageError(f"limits has to be a Limits, not {limits!r}")
     check_int(**drop_none(window=window))
@@ -235,13 +308,42 @@ def load_setup(
         defaults = embedded.EMBEDDED[model].budgets
     if prompts and layout:
         raise UsageError(TWO_LAYOUTS)
-    return Setup(
+    limits = limits or Limits()
+    setup = Setup(
         budgets=replace(defaults, **drop_none(**budgets)),
         prompts=prompts or PromptSet.default(layout=layout or "section-first"),
-        backend=model if isinstance(model, Backend) else load_backend(model, **(backend_options or {})),
-        calls=Calls(limits or Limits()),
-        window=window,
+        model=Model(backend=_loaded(model, backend_options), calls=Calls(limits), window=window),
     )
+    if answer_model is not None and answer_model is not model:
+        answering = Model(backend=_loaded(answer_model, answer_options), calls=Calls(limits))
+        setup = replace(setup, answer_model=answering)
+    return replace(setup, output=None if output is None else Output(output))
+
+
+def _loaded(model: str | Backend, options: Mapping[str, Any] | None) -> Backend:
+    return model if isinstance(model, Backend) else load_backend(model, **(options or {}))
+
+
+def _check_model(model: Any, options: Mapping[str, Any] | None, name: str, name_of_options: str) -> None:
+    if not isinstance(model, (str, Backend)):
+        raise UsageError(
+            f"{name} has to be a name or a Backend, not {type(model).__name__}; for LangChain and LlamaIndex models "
+            "use memagent_integrations.langchain and memagent_integrations.llama_index"
+        )
+    if options and isinstance(model, Backend):
+        raise UsageError(f"{name_of_options} are for a model given by name; this backend has been made already")
+
+
+def _check_answer_model(model: str | Backend | None, options: Mapping[str, Any] | None) -> None:
+    if model is not None:
+        _check_model(model, options, "answer_model", "answer_options")
+    elif options:
+        raise UsageError("answer_options are for an answer_model given by name; there is none")
+    if model is not None and names_policy(model):
+        raise UsageError(
+            "answer_model cannot be a policy, which has prompts of its own; pass the policy as model, "
+            "or name the model that it was trained from"
+        )
 
 
 def names_policy(model: str | Backend) -> bool:

@@ -11,6 +11,7 @@ from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
 from memagent_integrations.evaluation.baselines.base import Baseline, Contestant, Outcome
 from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader.model import Model
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import Budgets
 
@@ -65,11 +66,10 @@ def make(
         raise
     except ImportError as error:
         raise MissingExtra.extra(package or str(error.name), "eval") from error
+    model = Model(backend=backend, calls=Calls(Limits()), window=window)
     setup = Setup(
-        backend=backend,
-        calls=Calls(Limits()),
+        model=replace(model, window=model.resolve_window()),  # one query, not one for every sample
         prompts=prompts or PromptSet.default(),
         budgets=budgets or Budgets(),
-        window=window,
     )
-    return cls(spec, options, replace(setup, window=setup.resolve_window()))  # one query, not one for every sample
+    return cls(spec, options, setup)

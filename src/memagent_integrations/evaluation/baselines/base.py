@@ -98,8 +98,8 @@ class Model:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.window, self.output = setup.resolve_window(), setup.budgets.output("answer")
-        self.meter = Meter(setup.backend)
+        self.window, self.output = setup.model.resolve_window(), setup.budgets.output("answer")
+        self.meter = Meter(setup.model.backend)
         self.call_limit: int | None = None
         self._cached_count = lru_cache(maxsize=2**15)(self._count)
 
@@ -144,13 +144,13 @@ class Model:
                 f"a prompt of {size} tokens and {max_tokens} of output do not fit the window of {self.window}"
             )
         prompt = Prompt(index=self.meter.calls, phase="answer", messages=safe, max_tokens=max_tokens)
-        return strip_thinking(self.setup.calls.complete(self.meter, prompt).text)
+        return strip_thinking(self.setup.model.calls.complete(self.meter, prompt).text)
 
     def _size(self, messages: Sequence[Message]) -> int:
         return sum(self.count(message.content) + self.meter.template_tokens for message in messages)
 
     def _count(self, text: str) -> int:
-        return self.setup.calls.count(self.setup.backend, neutralise(text))
+        return self.setup.model.count(neutralise(text))
 
 
 @dataclass(frozen=True, kw_only=True)

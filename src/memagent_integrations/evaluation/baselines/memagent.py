@@ -37,7 +37,8 @@ class MemAgent(Baseline):
         if selected:
             no_change = _NO_CHANGE in selected
             prompts = PromptSet.default(layout=layouts[0] if layouts else "section-first", no_change=no_change)
-        self._reader = Reader(self.setup.backend, prompts=prompts, window=self.setup.window, **vars(self.setup.budgets))
+        model = self.setup.model
+        self._reader = Reader(model.backend, prompts=prompts, window=model.window, **vars(self.setup.budgets))
         try:
             self._reader.plan("?", "?")
         except ContextOverflow as error:  # report it once, not for every sample

@@ -277,10 +277,15 @@ async def test_failures_of_the_model_are_ours(
         return "note" if "<section>" in text else raised
 
     synthesizer = MemAgentSynthesizer(fake(script), streaming=streaming, **SIZES)
+
+    def consumed() -> None:
+        response: Any = synthesizer.synthesize("q", [NodeWithScore(node=documents()[0])])
+        list(response.response_gen)
+
     with pytest.raises(expected) as sync:
-        synthesizer.synthesize("q", [NodeWithScore(node=documents()[0])])
+        consumed()
     with pytest.raises(expected) as asynchronous:
-        await synthesizer.asynthesize("q", [NodeWithScore(node=documents()[0])])
+        await pieces_of(await synthesizer.asynthesize("q", [NodeWithScore(node=documents()[0])]))
     for caught in (sync.value, asynchronous.value):
         assert getattr(caught, "retryable", None) == retryable
         assert caught is raised or caught.__cause__ is raised

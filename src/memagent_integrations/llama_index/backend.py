@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing, closing, contextmanager
 from functools import cached_property
@@ -62,6 +64,7 @@ class LLMBackend(Backend):
             raise UsageError(f"llm has to be a LlamaIndex LLM, not {type(llm).__name__}")
         self._llm, self._window, self._limit, self._callbacks = llm, window, limit_parameter, callback_manager
         self._count = _counter(tokenizer)
+        self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self.concurrency = concurrency
 
     @cached_property
@@ -110,9 +113,9 @@ class LLMBackend(Backend):
         return builder.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
-        """`complete`, async; in a thread if the LLM is only synchronous."""
+        """`complete`, async; in a thread if the LLM is only synchronous, or has been used in another event loop."""
         builder, llm = _ChatReply(), self._llm_for(prompt.phase)
-        if _is_sync(llm, "achat"):
+        if _is_sync(llm, "achat") or self._is_elsewhere():
             return await super().acomplete(prompt)
         with self._errors(llm):
             builder.add_whole(await llm.achat(self._messages(prompt), **self._options(llm, prompt)))
@@ -130,9 +133,9 @@ class LLMBackend(Backend):
         yield builder.reply()
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
-        """`stream`, async; in threads if the LLM is only synchronous."""
+        """`stream`, async; in threads as `acomplete`."""
         builder, llm = _ChatReply(), self._llm_for(prompt.phase)
-        if _is_sync(llm, "astream_chat"):
+        if _is_sync(llm, "astream_chat") or self._is_elsewhere():
             async with aclosing(super().astream(prompt)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -144,6 +147,12 @@ class LLMBackend(Backend):
                     if text := builder.add(response):
                         yield text
         yield builder.reply()
+
+    def _is_elsewhere(self) -> bool:
+        """Return whether this is another event loop than the first: an SDK's async connections belong to that one."""
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or weakref.ref(loop)
+        return self._loop() is not loop
 
     @property
     def _metadata(self) -> LLMMetadata:

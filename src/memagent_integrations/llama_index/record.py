@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from typing import Any
@@ -15,7 +14,7 @@ from llama_index.core.schema import BaseNode, NodeRelationship, NodeWithScore, R
 from llama_index_instrumentation import get_dispatcher
 
 from memagent_integrations.documents import loaded, node_position
-from memagent_integrations.records import NO_USAGE, Event, Reading, Source, Step
+from memagent_integrations.records import NO_USAGE, Reading, Source, Step
 
 dispatcher = get_dispatcher(__name__)
 
@@ -82,31 +81,18 @@ class ResponseRecord:
         dispatcher.event(MemAgentAnswerEnd(reading=reading, span_id=self._span))
         return reading.answer or ""
 
-    def texts(self, events: Iterator[Event]) -> Iterator[str]:
-        """Yield the texts among the events, and collect the others."""
-        for event in events:
-            yield from self._text(event)
-
-    async def atexts(self, events: AsyncGenerator[Event]) -> AsyncGenerator[str]:
-        """`texts`, async."""
-        async with aclosing(events):
-            async for event in events:
-                for text in self._text(event):
-                    yield text
+    def take(self, event: Step | Reading) -> None:
+        """Collect what a streamed answer brings besides its text."""
+        if isinstance(event, Step):
+            self.step(event)
+        else:
+            self.end(event)
 
     def source_nodes(self) -> list[NodeWithScore]:
         """Return a node for each part of a document that was in a chunk."""
         for nodes in self._nodes.values():
             nodes.sort(key=itemgetter(0))
         return list(map(self._source_node, self._sources))
-
-    def _text(self, event: Event) -> Iterator[str]:
-        if isinstance(event, Step):
-            self.step(event)
-        elif isinstance(event, Reading):
-            self.end(event)
-        else:
-            yield event
 
     def _source_node(self, source: Source) -> NodeWithScore:
         """Return the part of its node that a source is, or the node itself where it is all of it.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
@@ -29,6 +29,7 @@ from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.llama_index.backend import LLMBackend
 from memagent_integrations.llama_index.record import ResponseRecord
+from memagent_integrations.llama_index.streaming import AnswerTexts
 from memagent_integrations.prompts import PromptSet, Template
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Layout, Message, Phase, Role
@@ -73,7 +74,8 @@ class MemAgentSynthesizer(BaseSynthesizer):
             the first call.
         model: another name for `llm`.
         tokenizer: counts the tokens of a LlamaIndex LLM, see `LLMBackend`; a backend has its own.
-        streaming: whether to stream the answer. The memory updates are made before the response is returned.
+        streaming: whether to stream the answer. The memory is made before the response is returned, the answer is asked
+            for where it is consumed: in any thread or event loop.
         include_text: whether the source nodes hold their text.
         empty_response: the answer when there are no nodes.
         callback_manager: gets the events of this synthesizer and of (a copy of) the LLM.
@@ -212,17 +214,13 @@ class MemAgentSynthesizer(BaseSynthesizer):
         if not self._streaming:
             return record.end(self.reader.read(question, document, progress=record.step))
         _check_streams(self._llm)
-        texts = record.texts(self.reader.stream(question, document))
-        first = next(texts, "")  # makes the memory updates, in the span of the caller
-        return _chain(first, texts)
+        return AnswerTexts(self.reader.begin(question, document, progress=record.step), record).texts()
 
     async def _aread(self, question: str, document: Any, record: ResponseRecord) -> RESPONSE_TEXT_TYPE:
         if not self._streaming:
             return record.end(await self.reader.aread(question, document, progress=record.step))
         _check_streams(self._llm)
-        texts = record.atexts(self.reader.astream(question, document))
-        first = await anext(texts, "")
-        return _achain(first, texts)
+        return AnswerTexts(await self.reader.abegin(question, document, progress=record.step), record).atexts()
 
     def _respond(
         self, answer: RESPONSE_TEXT_TYPE, record: ResponseRecord, additional: Sequence[NodeWithScore] | None
@@ -244,18 +242,6 @@ def _check_streams(llm: Any) -> None:
     """Refuse to stream the answer of a structured LLM."""
     if isinstance(llm, StructuredLLM):
         raise UsageError("a structured answer cannot be streamed; pass streaming=False")
-
-
-def _chain(first: str, texts: Iterator[str]) -> Generator[str, None, None]:
-    yield first
-    yield from texts
-
-
-async def _achain(first: str, texts: AsyncGenerator[str]) -> AsyncGenerator[str, None]:
-    async with aclosing(texts):
-        yield first
-        async for text in texts:
-            yield text
 
 
 def chosen_model(llm: Model, model: Model) -> Model:

@@ -117,6 +117,18 @@ async def afinish(driver: AsyncGenerator[Event], progress: AsyncProgress | None 
     raise AssertionError("a driver ends with a reading")
 
 
+def raise_for_error(reading: Reading) -> Reading:
+    """Return a reading that has an answer.
+
+    Raises:
+        MemAgentError: the error that ended it.
+    """
+    if reading.error:
+        reading.error.reading = reading
+        raise reading.error
+    return reading
+
+
 def read_jobs(
     setup: Setup,
     start: Start,

@@ -28,11 +28,13 @@ from memagent_integrations.reader.many import (
     afinish,
     aread_jobs,
     finish,
+    raise_for_error,
     read_jobs,
 )
 from memagent_integrations.reader.model import Model
 from memagent_integrations.reader.position import Position, loaded_document
 from memagent_integrations.reader.setup import TWO_LAYOUTS, load_setup, names_policy
+from memagent_integrations.reader.unanswered import Unanswered
 from memagent_integrations.records import Budgets, Chunk, Event, Layout, Plan, Reading
 from memagent_integrations.telemetry import traced
 
@@ -199,7 +201,7 @@ class Reader:
             JournalError: the journal cannot be used, or the run is being read elsewhere.
         """
         turns = self._turns(question, self._checked_chunks(question, document), document, run)
-        return _raise_for_error(finish(self._setup, turns, progress))
+        return raise_for_error(finish(self._setup, turns, progress))
 
     def stream(self, question: str, document: Any, *, whole: bool = False, run: str | None = None) -> Iterator[Event]:
         """`read`, with what happens on the way: yield each `Step`, the answer in pieces of text, the `Reading` last.
@@ -211,14 +213,14 @@ class Reader:
         turns = self._turns(question, self._checked_chunks(question, document), document, run)
         with closing(drive(turns, call, self.prompts)) as events:
             for event in events:
-                yield _raise_for_error(event) if isinstance(event, Reading) else event
+                yield raise_for_error(event) if isinstance(event, Reading) else event
 
     async def aread(
         self, question: str, document: Any, *, progress: AsyncProgress | None = None, run: str | None = None
     ) -> Reading:
         """`read`, async; the document may be an async iterator, and `progress` a coroutine function."""
         events = self._adrive(question, document, self._setup.acomplete, run)
-        return _raise_for_error(await afinish(events, progress))
+        return raise_for_error(await afinish(events, progress))
 
     async def astream(
         self, question: str, document: Any, *, whole: bool = False, run: str | None = None
@@ -227,7 +229,34 @@ class Reader:
         call = self._setup.acomplete if whole else self._setup.astream
         async with aclosing(self._adrive(question, document, call, run, self.prompts)) as events:
             async for event in events:
-                yield _raise_for_error(event) if isinstance(event, Reading) else event
+                yield raise_for_error(event) if isinstance(event, Reading) else event
+
+    def begin(
+        self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None
+    ) -> Unanswered:
+        """Make the memory as `read` does, and return the reading whose answer is still to be asked for.
+
+        The two parts are one reading: one run of the journal, one span.
+
+        Raises:
+            as `read`.
+        """
+        unanswered = Unanswered(
+            self._setup, self._turns(question, self._checked_chunks(question, document), document, run)
+        )
+        raise_for_error(finish(self._setup, unanswered.memorizing(question), progress))
+        return unanswered
+
+    async def abegin(
+        self, question: str, document: Any, *, progress: AsyncProgress | None = None, run: str | None = None
+    ) -> Unanswered:
+        """`begin`, async; the document may be an async iterator, and `progress` a coroutine function."""
+        async_chunks = self._setup.async_chunks(question, document)
+        source = async_chunks or self._checked_chunks(question, document)
+        unanswered = Unanswered(self._setup, self._turns(question, source, document, run))
+        turns = unanswered.memorizing(question)
+        raise_for_error(await afinish(adrive(turns, self._setup.acomplete, chunks=async_chunks), progress))
+        return unanswered
 
     def memorize(
         self,
@@ -258,7 +287,7 @@ class Reader:
         """
         part = {"memory": self.checked_memory(memory), "first": first, "strict": strict}
         turns = self._part(question, self._checked_chunks(question, document), **part)
-        return _raise_for_error(finish(self._setup, turns, progress))
+        return raise_for_error(finish(self._setup, turns, progress))
 
     async def amemorize(
         self,
@@ -274,7 +303,7 @@ class Reader:
         part = {"memory": await asyncio.to_thread(self.checked_memory, memory), "first": first, "strict": strict}
         async_chunks = self._setup.async_chunks(question, document)
         turns = self._part(question, async_chunks or self._checked_chunks(question, document), **part)
-        return _raise_for_error(await afinish(adrive(turns, self._setup.acomplete, chunks=async_chunks), progress))
+        return raise_for_error(await afinish(adrive(turns, self._setup.acomplete, chunks=async_chunks), progress))
 
     def answer(self, question: str, memory: str, *, first: int = 0) -> Reading:
         """Answer a question from a memory alone; `first` is the number of the step.
@@ -284,13 +313,13 @@ class Reader:
         """
         self._setup.check(question)
         turns = self._part(question, None, memory=self.checked_memory(memory), first=first)
-        return _raise_for_error(finish(self._setup, turns))
+        return raise_for_error(finish(self._setup, turns))
 
     async def aanswer(self, question: str, memory: str, *, first: int = 0) -> Reading:
         """`answer`, async."""
         await asyncio.to_thread(self._setup.check, question)
         turns = self._part(question, None, memory=await asyncio.to_thread(self.checked_memory, memory), first=first)
-        return _raise_for_error(await afinish(adrive(turns, self._setup.acomplete)))
+        return raise_for_error(await afinish(adrive(turns, self._setup.acomplete)))
 
     def read_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """Read for many (question, document) pairs; return the readings in the order of the jobs.
@@ -452,10 +481,3 @@ class Reader:
 def _options_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a backend that a journal records; of `extra_body` it has only a digest."""
     return {name: value for name, value in drop_none(**identity).items() if name != "extra_body"}
-
-
-def _raise_for_error(reading: Reading) -> Reading:
-    if reading.error:
-        reading.error.reading = reading
-        raise reading.error
-    return reading

@@ -563,7 +563,7 @@ async def test_readings_that_nobody_waits_for_make_no_more_calls(batch_size: int
     assert ended() <= 12
 
 
-@pytest.mark.parametrize("jobs", [None, [("q",)], [("a", "b", "c")], 5, ["q"]])
+@pytest.mark.parametrize("jobs", [None, [("q",)], [("a", "b", "c", "d")], 5, ["q"]])
 async def test_jobs_that_are_no_pairs(jobs: Any) -> None:
     with pytest.raises(UsageError, match="the jobs have to be"):
         reader().read_many(jobs)

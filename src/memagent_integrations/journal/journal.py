@@ -141,7 +141,7 @@ class Journal:
         return Reading(
             question=settings["question"],
             answer=prompts.parse_answer(steps[-1].reply.text, structured="output" in settings) if answered else None,
-            memory=steps[-1].memory if steps else "",
+            memory=steps[-1].memory if steps else settings.get("memory", ""),
             steps=steps,
             model=settings["model"],
             answer_model=settings.get("answer_model"),
@@ -157,14 +157,29 @@ class Journal:
     def settings(self, run: str) -> dict[str, Any]:
         """Return the settings of a run, as JSON: question, model, backend, budgets, prompts.
 
-        With another model for the answer also answer_model and answer_backend, with a schema for it also output.
+        With another model for the answer also answer_model and answer_backend, with a schema for it also output, with
+        a memory to start from also memory.
 
         Raises:
             UsageError: there is no such run.
         """
-        row = self._store.row("SELECT settings FROM run WHERE name = ?", run) or self._unknown(run)
+        settings = self._settings(run)
+        return self._unknown(run) if settings is None else settings
+
+    def starting_memory(self, run: str) -> str:
+        """Return the memory that a run starts from; "" if there is no such run.
+
+        Raises:
+            UsageError: a run cannot have this name.
+        """
+        settings = self._settings(checked_name(run)) or {}
         with self._store.errors():
-            settings: dict[str, Any] = json.loads(row[0])
+            return str(dict(settings).get("memory", ""))
+
+    def _settings(self, run: str) -> dict[str, Any] | None:
+        row = self._store.row("SELECT settings FROM run WHERE name = ?", run)
+        with self._store.errors():
+            settings: dict[str, Any] | None = json.loads(row[0]) if row else None
         return settings
 
     def prompts(self, run: str) -> PromptSet:

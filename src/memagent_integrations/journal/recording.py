@@ -51,12 +51,15 @@ def settings_of(
     budgets: Budgets,
     prompts: PromptSet,
     *,
+    memory: str = "",
     answer: tuple[str, Mapping[str, Any]] | None = None,
     schema: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the settings that distinguish readings of one document.
 
-    `answer` is the name and the identity of another model that answers, `schema` the JSON Schema of the answer.
+    `memory` is the one that they start from, `answer` the name and the identity of another model that answers,
+    `schema` the JSON Schema of the answer. What is not used has no key, as in runs that were recorded before it was
+    there.
     """
     settings = {
         "question": question,
@@ -67,7 +70,7 @@ def settings_of(
     }
     if answer:
         settings |= {"answer_model": answer[0], "answer_backend": dict(answer[1])}
-    return settings | ({"output": dict(schema)} if schema else {})
+    return settings | ({"output": dict(schema)} if schema else {}) | ({"memory": memory} if memory else {})
 
 
 def recorded(turns: Turns, store: Store, settings: Mapping[str, Any], run: str | None, files: Sequence[str]) -> Turns:

@@ -23,32 +23,36 @@ from memagent_integrations.records import Chunk, Event, Reading, Step
 Progress = Callable[[Step], None]
 AsyncProgress = Callable[[Step], Awaitable[None] | None]
 ManyProgress = Callable[[int, Step], None]
-Job = tuple[str, Any]
-"""A question and the document to read for it."""
-Start = Callable[[str, Iterable[Chunk], Any], Turns]
-"""Makes the loop of a reading from the question, the chunks and the document."""
+Job = tuple[str, Any] | tuple[str, Any, str]
+"""A question and the document to read for it; the memory to start from, if there is one."""
+WholeJob = tuple[str, Any, str]
+Start = Callable[[str, Iterable[Chunk], Any, str], Turns]
+"""Makes the loop of a reading from the question, the chunks, the document and the memory to start from."""
 
 
 class UniqueJobs:
     """The jobs to read: with a journal, equal jobs are one run, which is read once."""
 
     def __init__(self, jobs: Iterable[Job], journal: Journal | None) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[WholeJob] = []
         self._numbers: list[int] = []  # of each unique job: its number among all jobs
         self._positions: list[int] = []  # of each of all jobs: its position among the unique ones
         known: dict[Any, int] = {}
         try:
-            for number, (question, document) in enumerate(jobs):
+            for number, (question, document, *rest) in enumerate(jobs):
+                (memory,) = rest or ("",)
                 key: Any = number
                 if journal and isinstance(question, str):
-                    key = (question, document if isinstance(document, str) else id(document))
+                    key = (question, document if isinstance(document, str) else id(document), memory)
                 if key not in known:
                     known[key] = len(self.jobs)
-                    self.jobs.append((question, document))
+                    self.jobs.append((question, document, memory))
                     self._numbers.append(number)
                 self._positions.append(known[key])
         except (TypeError, ValueError) as error:
-            raise UsageError(f"the jobs have to be (question, document) pairs ({error})") from error
+            raise UsageError(
+                f"the jobs have to be (question, document), or with a memory as a third ({error})"
+            ) from error
 
     def spread(self, readings: Sequence[Reading]) -> list[Reading]:
         """Return a reading for each of all jobs, from those of the unique ones."""
@@ -132,7 +136,7 @@ def raise_for_error(reading: Reading) -> Reading:
 def read_jobs(
     setup: Setup,
     start: Start,
-    jobs: Sequence[Job],
+    jobs: Sequence[WholeJob],
     progress: ManyProgress | None,
     cancelled: threading.Event | None = None,
 ) -> list[Reading]:
@@ -140,16 +144,18 @@ def read_jobs(
     cancelled = cancelled or threading.Event()
     sources = _shared_chunks(jobs, setup)
     loops = [
-        start(question, setup.checked_chunks(question, source), document)
-        for (question, document), source in zip(jobs, sources, strict=True)
+        start(question, setup.checked_chunks(question, source, memory), document, memory)
+        for (question, document, memory), source in zip(jobs, sources, strict=True)
     ]
     read = _read_in_batches if setup.model.backend.batch_size > 1 else _read_in_threads
     return read(setup, loops, progress, cancelled)
 
 
-async def aread_jobs(setup: Setup, start: Start, jobs: Sequence[Job], progress: ManyProgress | None) -> list[Reading]:
+async def aread_jobs(
+    setup: Setup, start: Start, jobs: Sequence[WholeJob], progress: ManyProgress | None
+) -> list[Reading]:
     """`read_jobs`, async: batches are read in a thread, other jobs in tasks. If one raises, all are cancelled."""
-    if setup.model.backend.batch_size > 1 and not any(is_async(document) for _, document in jobs):
+    if setup.model.backend.batch_size > 1 and not any(is_async(document) for _, document, _ in jobs):
         cancelled = threading.Event()
         try:
             return await asyncio.to_thread(read_jobs, setup, start, jobs, progress, cancelled)
@@ -158,10 +164,11 @@ async def aread_jobs(setup: Setup, start: Start, jobs: Sequence[Job], progress: 
     sources, free = _shared_chunks(jobs, setup), asyncio.Semaphore(setup.model.backend.concurrency)
 
     async def read(number: int) -> Reading:
-        question, document = jobs[number]
+        question, document, memory = jobs[number]
         async with free:
-            async_chunks = setup.async_chunks(question, document)
-            turns = start(question, async_chunks or setup.checked_chunks(question, sources[number]), document)
+            async_chunks = setup.async_chunks(question, document, memory)
+            chunks = async_chunks or setup.checked_chunks(question, sources[number], memory)
+            turns = start(question, chunks, document, memory)
             return await afinish(adrive(turns, setup.acomplete, chunks=async_chunks), _of_job(number, progress))
 
     tasks = [asyncio.create_task(read(number)) for number in range(len(jobs))]
@@ -208,22 +215,22 @@ def _read_in_threads(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _shared_chunks(jobs: Sequence[Job], setup: Setup) -> list[Iterable[Chunk]]:
+def _shared_chunks(jobs: Sequence[WholeJob], setup: Setup) -> list[Iterable[Chunk]]:
     """Return the chunks of each job's document; a document of several jobs is cut once.
 
     Raises:
         UsageError: an async iterator, which can be read once, stands in several jobs.
     """
-    uses = Counter(id(document) for _, document in jobs)
+    uses = Counter(id(document) for _, document, _ in jobs)
     shared: dict[int, SharedChunks] = {}
-    for _, document in jobs:
+    for _, document, _ in jobs:
         if uses[id(document)] == 1:
             continue
         if isinstance(document, AsyncIterator):
             raise UsageError("an async iterator can be read once; collect it before reading it for several questions")
         if id(document) not in shared:
             shared[id(document)] = SharedChunks(setup.chunks(document))
-    return [shared.get(id(document)) or setup.chunks(document) for _, document in jobs]
+    return [shared.get(id(document)) or setup.chunks(document) for _, document, _ in jobs]
 
 
 def _of_job(number: int, progress: ManyProgress | None) -> Progress | None:

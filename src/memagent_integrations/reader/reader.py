@@ -14,7 +14,7 @@ from memagent_integrations.backends import KINDS, Backend, embedded
 from memagent_integrations.calls import Calls, Limits, limited
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.documents import file_paths, is_one_shot
-from memagent_integrations.errors import UsageError
+from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.loop import AsyncCall, Turns, adrive, drive
 from memagent_integrations.outputs import Output
@@ -185,54 +185,75 @@ class Reader:
         return self._setup.model.calls
 
     def read(
-        self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None
+        self,
+        question: str,
+        document: Any,
+        *,
+        memory: str = "",
+        progress: Progress | None = None,
+        run: str | None = None,
     ) -> Reading:
         """Read a document (see `documents.pieces` for what may be one) and answer the question.
 
+        `memory` is the memory to start from: with the `memory` of a reading, this one carries on what that one noted.
         `progress` is called with each step when it is done. `run` names the reading in the journal: the run of
-        that name is continued, or begun. By default the name follows from the question, the settings and the
-        document's beginning.
+        that name is continued (from its own memory if none is given), or begun. By default the name follows from the
+        question, the settings, the memory to start from and the document's beginning.
 
         Raises:
-            UsageError: empty question or document, a document that is not text.
+            UsageError: empty question or document, a document that is not text, a memory beyond its budget.
             ContextOverflow: the budgets do not fit the window, found before the first call.
             BackendError: the model failed; `error.reading` holds the steps until then.
             JournalMismatch: the document or the settings are not those of the run.
             JournalError: the journal cannot be used, or the run is being read elsewhere.
         """
-        turns = self._turns(question, self._checked_chunks(question, document), document, run)
+        turns = self._turns(question, self._checked_chunks(question, document, memory), document, memory, run)
         return raise_for_error(finish(self._setup, turns, progress))
 
-    def stream(self, question: str, document: Any, *, whole: bool = False, run: str | None = None) -> Iterator[Event]:
+    def stream(
+        self, question: str, document: Any, *, memory: str = "", whole: bool = False, run: str | None = None
+    ) -> Iterator[Event]:
         """`read`, with what happens on the way: yield each `Step`, the answer in pieces of text, the `Reading` last.
 
         With `whole` the answer comes in one piece, from a call like the others: retried if it fails, bounded in
         number. A step is yielded once the next chunk has been cut.
         """
         call = self._setup.complete if whole else self._setup.stream
-        turns = self._turns(question, self._checked_chunks(question, document), document, run)
+        turns = self._turns(question, self._checked_chunks(question, document, memory), document, memory, run)
         with closing(drive(turns, call, self.prompts)) as events:
             for event in events:
                 yield raise_for_error(event) if isinstance(event, Reading) else event
 
     async def aread(
-        self, question: str, document: Any, *, progress: AsyncProgress | None = None, run: str | None = None
+        self,
+        question: str,
+        document: Any,
+        *,
+        memory: str = "",
+        progress: AsyncProgress | None = None,
+        run: str | None = None,
     ) -> Reading:
         """`read`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        events = self._adrive(question, document, self._setup.acomplete, run)
+        events = self._adrive(question, document, memory, self._setup.acomplete, run)
         return raise_for_error(await afinish(events, progress))
 
     async def astream(
-        self, question: str, document: Any, *, whole: bool = False, run: str | None = None
+        self, question: str, document: Any, *, memory: str = "", whole: bool = False, run: str | None = None
     ) -> AsyncGenerator[Event]:
         """`stream`, async; the document may be an async iterator."""
         call = self._setup.acomplete if whole else self._setup.astream
-        async with aclosing(self._adrive(question, document, call, run, self.prompts)) as events:
+        async with aclosing(self._adrive(question, document, memory, call, run, self.prompts)) as events:
             async for event in events:
                 yield raise_for_error(event) if isinstance(event, Reading) else event
 
     def begin(
-        self, question: str, document: Any, *, progress: Progress | None = None, run: str | None = None
+        self,
+        question: str,
+        document: Any,
+        *,
+        memory: str = "",
+        progress: Progress | None = None,
+        run: str | None = None,
     ) -> Unanswered:
         """Make the memory as `read` does, and return the reading whose answer is still to be asked for.
 
@@ -241,19 +262,24 @@ class Reader:
         Raises:
             as `read`.
         """
-        unanswered = Unanswered(
-            self._setup, self._turns(question, self._checked_chunks(question, document), document, run)
-        )
+        turns = self._turns(question, self._checked_chunks(question, document, memory), document, memory, run)
+        unanswered = Unanswered(self._setup, turns)
         raise_for_error(finish(self._setup, unanswered.memorizing(question), progress))
         return unanswered
 
     async def abegin(
-        self, question: str, document: Any, *, progress: AsyncProgress | None = None, run: str | None = None
+        self,
+        question: str,
+        document: Any,
+        *,
+        memory: str = "",
+        progress: AsyncProgress | None = None,
+        run: str | None = None,
     ) -> Unanswered:
         """`begin`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        async_chunks = self._setup.async_chunks(question, document)
-        source = async_chunks or self._checked_chunks(question, document)
-        unanswered = Unanswered(self._setup, self._turns(question, source, document, run))
+        async_chunks = self._setup.async_chunks(question, document, memory)
+        source = async_chunks or self._checked_chunks(question, document, memory)
+        unanswered = Unanswered(self._setup, self._turns(question, source, document, memory, run))
         turns = unanswered.memorizing(question)
         raise_for_error(await afinish(adrive(turns, self._setup.acomplete, chunks=async_chunks), progress))
         return unanswered
@@ -324,12 +350,14 @@ class Reader:
     def read_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """Read for many (question, document) pairs; return the readings in the order of the jobs.
 
+        A job may have a third part, the memory to start from.
+
         A document of several jobs (the same object) is chunked once for all of them, and may then be an iterator. A
         job that fails leaves the others untouched: its reading has `error` set. `progress` is called with the number
         of the job and each step, from the threads that read, one call at a time.
 
         Raises:
-            UsageError: the jobs are no pairs, or one async iterator stands in several.
+            UsageError: the jobs are not of this form, or one async iterator stands in several.
         """
         unique = UniqueJobs(jobs, self.journal)
         return unique.spread(read_jobs(self._setup, self._turns, unique.jobs, unique.renumbered(progress)))
@@ -450,17 +478,33 @@ class Reader:
     def __repr__(self) -> str:
         return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
 
-    def _checked_chunks(self, question: str, document: Any) -> Iterator[Chunk]:
-        return self._setup.checked_chunks(question, self.chunks(document))
+    def _checked_chunks(self, question: str, document: Any, memory: str = "") -> Iterator[Chunk]:
+        return self._setup.checked_chunks(question, self.chunks(document), memory)
 
-    def _turns(self, question: str, source: Iterable[Chunk], document: Any, run: str | None = None) -> Turns:
+    def _turns(
+        self, question: str, source: Iterable[Chunk], document: Any, memory: str = "", run: str | None = None
+    ) -> Turns:
         """Return the loop of a whole reading, which the journal records."""
-        turns = self._setup.loop(question, source)
+        if not isinstance(memory, str):
+            raise UsageError(f"the memory has to be text, not {type(memory).__name__}")
         if self.journal:
-            turns = self.journal.recorded(turns, self._setup.settings(question), run, file_paths(document))
+            turns = self._recorded(self.journal, question, source, document, memory, run)
         elif run is not None:
             raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
+        else:
+            turns = self._setup.loop(question, source, memory=memory)
         return self._watched(turns)
+
+    def _recorded(
+        self, journal: Journal, question: str, source: Iterable[Chunk], document: Any, memory: str, run: str | None
+    ) -> Turns:
+        """Record the loop of a reading. A run that is continued starts from its own memory, if no other is given."""
+        try:
+            memory = memory or (journal.starting_memory(run) if run is not None else "")
+        except MemAgentError as error:
+            return (yield from self._setup.loop(question, _failing(error)))
+        turns = self._setup.loop(question, source, memory=memory)
+        return (yield from journal.recorded(turns, self._setup.settings(question, memory), run, file_paths(document)))
 
     def _part(self, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
         """Return the loop of a part: updates of the memory, or without a source the answer."""
@@ -471,13 +515,25 @@ class Reader:
         return traced(turns, model=self.backend.name, answer_model=self._setup.answer_name, budgets=self.budgets)
 
     def _adrive(
-        self, question: str, document: Any, call: AsyncCall, run: str | None, prompts: PromptSet | None = None
+        self,
+        question: str,
+        document: Any,
+        memory: str,
+        call: AsyncCall,
+        run: str | None,
+        prompts: PromptSet | None = None,
     ) -> AsyncGenerator[Event]:
-        async_chunks = self._setup.async_chunks(question, document)
-        source = async_chunks or self._checked_chunks(question, document)
-        return adrive(self._turns(question, source, document, run), call, prompts, async_chunks)
+        async_chunks = self._setup.async_chunks(question, document, memory)
+        source = async_chunks or self._checked_chunks(question, document, memory)
+        return adrive(self._turns(question, source, document, memory, run), call, prompts, async_chunks)
 
 
 def _options_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a backend that a journal records; of `extra_body` it has only a digest."""
     return {name: value for name, value in drop_none(**identity).items() if name != "extra_body"}
+
+
+def _failing(error: MemAgentError) -> Iterator[Chunk]:
+    """Return a document that cannot be read, so that the loop ends with the error."""
+    raise error
+    yield

@@ -151,18 +151,20 @@ class Setup:
         source = iter((self._checked_chunk(document),)) if isinstance(document, Chunk) else self._cut(document)
         return (chunk for chunk in source if not chunk.text.isspace())
 
-    def checked_chunks(self, question: str, source: Iterable[Chunk]) -> Iterator[Chunk]:
-        """Yield the chunks once the question is checked: the loop meets a bad question as it meets a bad document."""
+    def checked_chunks(self, question: str, source: Iterable[Chunk], memory: str = "") -> Iterator[Chunk]:
+        """Yield the chunks once question and memory are checked: the loop meets bad ones as it meets a bad document."""
         self.check(question)
+        self.checked_memory(memory)
         yield from source
 
-    def async_chunks(self, question: str, document: Any) -> AsyncChunks | None:
+    def async_chunks(self, question: str, document: Any, memory: str = "") -> AsyncChunks | None:
         """Return the chunks of an async document, for the loop; None if the document is not async."""
-        return AsyncChunks(self._achecked_chunks(question, document)) if is_async(document) else None
+        return AsyncChunks(self._achecked_chunks(question, document, memory)) if is_async(document) else None
 
-    async def _achecked_chunks(self, question: str, document: Any) -> AsyncGenerator[Chunk]:
+    async def _achecked_chunks(self, question: str, document: Any, memory: str) -> AsyncGenerator[Chunk]:
         async with aclosing(achunks(apieces(document), self._chunker())) as source:
             await asyncio.to_thread(self.check, question)
+            await asyncio.to_thread(self.checked_memory, memory)
             async for chunk in source:
                 if not chunk.text.isspace():
                     yield chunk
@@ -182,14 +184,15 @@ class Setup:
             **part,
         )
 
-    def settings(self, question: str) -> dict[str, Any]:
-        """Return the settings of a reading, for the journal."""
+    def settings(self, question: str, memory: str) -> dict[str, Any]:
+        """Return the settings of a reading that starts from a memory, for the journal."""
         return settings_of(
             question,
             self.model.backend.name,
             self.model.backend.identity,
             self.budgets,
             self.prompts,
+            memory=memory,
             answer=(self.answer_model.backend.name, self.answer_model.backend.identity) if self.answer_model else None,
             schema=self.output.schema if self.output else None,
         )

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from memagent_integrations.backends import Backend
-from memagent_integrations.checks import check_int, check_number, drop_none
+from memagent_integrations.checks import Number, check_int, check_number, drop_none
 from memagent_integrations.errors import BackendError, CallTimeout, MemAgentError, RunTimeout
 from memagent_integrations.loop import Turns, advance, exchange
 from memagent_integrations.records import Prompt, Reply
@@ -48,12 +48,12 @@ class Limits:
         UsageError: a limit is not a number in its range.
     """
 
-    call_timeout: float | None = None
-    run_timeout: float | None = None
-    max_retries: int | None = None
-    retry_ratio: float = 0.2
-    breaker_threshold: int = 10
-    breaker_cooldown: float = 30.0
+    call_timeout: Number[float | None] = None
+    run_timeout: Number[float | None] = None
+    max_retries: Number[int | None] = None
+    retry_ratio: Number[float] = 0.2
+    breaker_threshold: Number[int] = 10
+    breaker_cooldown: Number[float] = 30.0
 
     def __post_init__(self) -> None:
         check_number(least=0.001, most=1e9, **drop_none(call_timeout=self.call_timeout, run_timeout=self.run_timeout))

@@ -5,12 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from memagent_integrations.errors import UsageError
 
 MOST = 2**31 - 1
 """The largest number that every tokenizer and server accepts."""
+
+_T = TypeVar("_T")
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("no_number", f"has to be a number, not {value}")
+    return value
+
+
+Number = Annotated[_T, BeforeValidator(_no_bool)]
+"""A number in what pydantic validates, which would take True for 1: `Number[int]`, `Number[int | None]`."""
 
 _OTHER_NAMES = {  # what other libraries call our settings
     "chunk_size": "chunk_tokens",

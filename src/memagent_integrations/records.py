@@ -13,7 +13,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 
 from memagent_integrations import errors, files
 from memagent_integrations.changes import marked
-from memagent_integrations.checks import check_int, drop_none
+from memagent_integrations.checks import Number, check_int, drop_none
 from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.sanitize import encodable
 
@@ -57,11 +57,11 @@ class Budgets:
         UsageError: a budget is not a positive number, or the overlap leaves no room for new text.
     """
 
-    chunk_tokens: int = 5000
-    memory_tokens: int = 1024
-    question_tokens: int = 1024
-    output_tokens: int | None = None
-    overlap_tokens: int = 0
+    chunk_tokens: Number[int] = 5000
+    memory_tokens: Number[int] = 1024
+    question_tokens: Number[int] = 1024
+    output_tokens: Number[int | None] = None
+    overlap_tokens: Number[int] = 0
 
     def __post_init__(self) -> None:
         check_int(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ WAYS_OUT = (
     "TIKTOKEN_CACHE_DIR to a folder that holds the vocabulary), or tokenizer='approximate' (no vocabulary; it counts "
     "high, to stay on the safe side)"
 )
-"""The advice in an error when no tokenizer can be loaded."""
+"""The advice when no tokenizer can be loaded."""
 
 
 def load_counter(spec: str | Counter) -> Counter:
@@ -81,6 +82,27 @@ def openai_counter(model: str) -> Counter:
     import tiktoken
 
     return _tiktoken(model, lambda: tiktoken.encoding_for_model(model))
+
+
+def counter_of(model: str) -> Counter:
+    """Return the tiktoken counter of an OpenAI model; for any other model an estimate, as `estimated` says."""
+    try:
+        return openai_counter(model)
+    except UsageError as error:
+        return estimated(model, str(error).partition(";")[0])
+
+
+def estimated(model: str, reason: str) -> Counter:
+    """Return `approximate`, for a model whose tokenizer is not known, and warn that the counts are estimates.
+
+    They are rather too high: the chunks are smaller than they could be, and no prompt outgrows the window.
+    """
+    warnings.warn(
+        f"the tokens of {model} are estimated, rather too high, so its window is not used to the full: {reason}. "
+        f"To count them, or to accept the estimate without this warning, {WAYS_OUT}",
+        stacklevel=2,
+    )
+    return approximate
 
 
 def _tiktoken(name: str, load: Callable[[], tiktoken.Encoding]) -> Counter:

@@ -38,12 +38,12 @@ CORE: dict[str, set[str] | None] = {
     "documents": {"is_async", "is_one_shot", "loaded", "node_position"},
     "errors": None,
     "journal": {"Journal"},
-    "prompts": {"PromptSet"},
+    "prompts": {"PromptSet", "Template"},
     "reader": {"Reader"},
     "reader.position": {"Position"},
     "records": None,
     "sanitize": {"harmless"},
-    "tokens": {"Counter", "WAYS_OUT", "cut", "load_counter", "openai_counter"},
+    "tokens": {"Counter", "counter_of", "cut", "estimated", "load_counter"},
 }
 READING = {"memorize", "amemorize", "answer", "aanswer", "read", "aread"}
 MADE = {"Budgets", "Chunk", "Piece", "Prompt", "PromptSet", "Reading", "Span", "Step"}

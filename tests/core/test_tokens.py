@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from memagent_integrations import MissingExtra, UsageError
-from memagent_integrations.tokens import approximate, cut, fit, load_counter, openai_counter
+from memagent_integrations.tokens import approximate, counter_of, cut, fit, load_counter, openai_counter
 
 
 @given(size=st.integers(0, 300), limit=st.integers(1, 400), step=st.integers(1, 7))
@@ -112,6 +112,18 @@ def test_unknown_names_tell_the_ways_out(spec: str, monkeypatch: pytest.MonkeyPa
 def test_unknown_openai_model() -> None:
     with pytest.raises(UsageError, match="tiktoken has no vocabulary for 'my-model'"):
         openai_counter("my-model")
+
+
+def test_the_tokens_of_an_unknown_model_are_estimated_with_one_warning_that_says_how_to_count_them() -> None:
+    with pytest.warns(UserWarning) as warned:
+        assert counter_of("my-model") is approximate
+    [warning] = warned
+    assert "the tokens of my-model are estimated, rather too high" in str(warning.message)
+    assert "tokenizer='approximate'" in str(warning.message)
+
+
+def test_the_tokens_of_an_openai_model_are_counted_without_a_warning() -> None:
+    assert counter_of("gpt-4o")("hello") == 1
 
 
 def test_tokenizers_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from memagent_integrations.checks import check_int, check_number, drop_none
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
 from memagent_integrations.sanitize import neutralise
-from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
+from memagent_integrations.tokens import Counter, counter_of, load_counter
 
 _COUNTING_TIMEOUT = 60.0  # seconds
 _SCHEMAS = ("items", "anyOf", "allOf", "oneOf")  # keywords of JSON Schema whose values are schemas
@@ -34,10 +34,11 @@ class OpenAIBackend(Backend):
     """An OpenAI-compatible endpoint: OpenAI itself, vLLM, llama.cpp's server, Ollama, a gateway.
 
     `api_key` and `base_url` default to OPENAI_API_KEY and OPENAI_BASE_URL, as in the SDK. Tokens are counted by the
-    endpoint's own `/tokenize` where it has one, else by tiktoken for OpenAI's models; `tokenizer` overrides that with a
-    counter or a name that `load_counter` knows. A setting left None is not sent, so the server's default holds. The
-    reader retries failed calls up to `max_retries` times. `concurrency` limits the calls in flight, once for all
-    threads together and once for each event loop; streams, which last as long as their consumers take, are not counted.
+    endpoint's own `/tokenize` where it has one, by tiktoken for OpenAI's models, else they are estimated, with a
+    warning; `tokenizer` overrides that with a counter or a name that `load_counter` knows. A setting left None is not
+    sent, so the server's default holds. The reader retries failed calls up to `max_retries` times. `concurrency` limits
+    the calls in flight, once for all threads together and once for each event loop; streams, which last as long as
+    their consumers take, are not counted.
 
     Raises:
         UsageError: a setting is wrong, or there is neither an API key nor a `base_url` to do without one.
@@ -296,22 +297,18 @@ class OpenAIBackend(Backend):
 
         Raises:
             BackendError: `/tokenize` failed for a reason that says nothing about whether the endpoint has it.
-            UsageError: neither the endpoint nor tiktoken can count.
+            UsageError: the tokenizer that was named cannot be loaded.
         """
         if self._tokenizer is not None:
             return load_counter(self._tokenizer), None
         if self._hosted:
-            return openai_counter(self.model), None
+            return counter_of(self.model), None
         try:
             _, window = self._tokenize("a")
         except BackendError as error:
             if error.retryable or self._closed or getattr(error.__context__, "status_code", None) in (401, 403):
                 raise
-            try:
-                return openai_counter(self.model), None
-            except UsageError:
-                reason = f"{self._address} has no /tokenize to count the tokens of {self.model}"
-                raise UsageError(f"{reason}; {WAYS_OUT}") from error
+            return counter_of(self.model), None
         return lambda text: self._tokenize(text)[0], window
 
     def _tokenize(self, text: str) -> tuple[int, int | None]:

@@ -23,7 +23,7 @@ from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.lazy import Lazy
 from memagent_integrations.langchain.replies import MessageReply
 from memagent_integrations.records import Prompt, Reply
-from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter, openai_counter
+from memagent_integrations.tokens import Counter, counter_of, load_counter
 
 _LIMITS = dict.fromkeys(("BaseChatOpenAI", "BaseOpenAI", "ChatAnthropic", "ChatGroq", "ChatMistralAI"), "max_tokens")
 _LIMITS["ChatGoogleGenerativeAI"] = "max_output_tokens"
@@ -40,8 +40,8 @@ class ChatModelBackend(Backend):
     `limit_parameter`. `window` defaults to what the model's profile or its endpoint reports.
 
     `tokenizer` counts tokens: a counter, or a name that `load_counter` knows. By default OpenAI's models are
-    counted with tiktoken, a model with an `openai_api_base` as `OpenAIBackend` counts; for any other `count` raises
-    `UsageError`.
+    counted with tiktoken, a model with an `openai_api_base` as `OpenAIBackend` counts; those of any other are
+    estimated, rather too high, with a warning.
     """
 
     def __init__(
@@ -169,9 +169,7 @@ class ChatModelBackend(Backend):
                 api_key=key.get_secret_value() if isinstance(key, SecretStr) else None,
             )
             return endpoint.count, endpoint.window or window
-        if name:
-            return openai_counter(name), window
-        raise UsageError(f"nothing is known that counts the tokens of {self.name}; {WAYS_OUT}")
+        return counter_of(name or self.name), window
 
 
 def _wrapped(model: Any) -> list[Any]:

@@ -31,7 +31,7 @@ from typing_extensions import TypedDict
 from memagent_integrations import files
 from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
 from memagent_integrations.calls import Limits
-from memagent_integrations.checks import check_names, drop_none
+from memagent_integrations.checks import Number, check_names, drop_none
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.langchain.backend import ChatModelBackend
@@ -112,14 +112,14 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
     model: Annotated[LanguageModelLike | Backend | str, PlainValidator(_checked_model)]
     tokenizer: str | Counter | None = None
-    chunk_tokens: int | None = None
-    memory_tokens: int | None = None
-    question_tokens: int | None = None
-    output_tokens: int | None = None
-    overlap_tokens: int | None = None
+    chunk_tokens: Number[int | None] = None
+    memory_tokens: Number[int | None] = None
+    question_tokens: Number[int | None] = None
+    output_tokens: Number[int | None] = None
+    overlap_tokens: Number[int | None] = None
     layout: Layout | None = None
     prompts: PromptSet | None = None
-    window: int | None = None
+    window: Number[int | None] = None
     journal: Annotated[Journal | str | None, PlainValidator(_checked_journal)] = None
     limits: Limits | None = None
     backend_options: dict[str, Any] | None = None

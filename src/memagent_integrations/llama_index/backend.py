@@ -25,7 +25,7 @@ from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Phase, Prompt, Reply, Usage
-from memagent_integrations.tokens import WAYS_OUT, Counter, load_counter
+from memagent_integrations.tokens import Counter, estimated, load_counter
 
 _LIMITS = dict.fromkeys(
     ("OpenAI", "Anthropic", "BedrockConverse", "Cohere", "LiteLLM", "LlamaCPP", "MistralAI"), "max_tokens"
@@ -243,9 +243,8 @@ def _counter(tokenizer: str | Counter | None) -> Counter:
     try:
         encode = Settings.tokenizer
     except Exception as error:  # a failed import or download
-        raise UsageError(
-            f"LlamaIndex's own tokenizer cannot be loaded ({type(error).__name__}: {error}); {WAYS_OUT}"
-        ) from error
+        reason = f"LlamaIndex's own tokenizer cannot be loaded ({type(error).__name__}: {error})"
+        return estimated("the LLM", reason)
     return lambda text: len(encode(text))
 
 

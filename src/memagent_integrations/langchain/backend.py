@@ -21,6 +21,7 @@ from memagent_integrations.backends.base import digest
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.lazy import Lazy
+from memagent_integrations.langchain.muted import muted, within
 from memagent_integrations.langchain.replies import MessageReply
 from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.tokens import Counter, counter_of, load_counter
@@ -92,16 +93,16 @@ class ChatModelBackend(Backend):
 
     def complete(self, prompt: Prompt) -> Reply:
         """Return the model's reply."""
-        builder = MessageReply()
-        with builder.call(self.name, secrets=self._secrets()):
-            builder.add(self.model.invoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
+        builder, config = MessageReply(), self._run(prompt)
+        with builder.call(self.name, secrets=self._secrets()), within(config):
+            builder.add(self.model.invoke(self._input(prompt), config, **self._options(prompt)))
         return builder.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
-        builder = MessageReply()
-        with builder.call(self.name, secrets=self._secrets()):
-            builder.add(await self.model.ainvoke(self._input(prompt), self._run(prompt), **self._options(prompt)))
+        builder, config = MessageReply(), self._run(prompt)
+        with builder.call(self.name, secrets=self._secrets()), within(config):
+            builder.add(await self.model.ainvoke(self._input(prompt), config, **self._options(prompt)))
         return builder.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
@@ -136,12 +137,17 @@ class ChatModelBackend(Backend):
 
     def _run(self, prompt: Prompt) -> RunnableConfig:
         """Return the config of this call's run: its name, tags and metadata in traces."""
-        tags = [*self._config.get("tags", []), f"memagent:{prompt.phase}"]
+        config, tags = self._config, [f"memagent:{prompt.phase}"]
         if prompt.phase == "memory":
-            tags.append("nostream")  # LangGraph streams no tokens under this tag
+            config = muted(config)
+            tags.append("nostream")  # LangGraph streams no messages under this tag
         step = {"memagent_step": prompt.index, "memagent_phase": prompt.phase}
-        metadata = {**self._config.get("metadata", {}), **step}
-        return {**self._config, "run_name": f"memagent_{prompt.phase}", "tags": tags, "metadata": metadata}
+        return {
+            **config,
+            "run_name": f"memagent_{prompt.phase}",
+            "tags": [*config.get("tags", []), *tags],
+            "metadata": {**config.get("metadata", {}), **step},
+        }
 
     def _options(self, prompt: Prompt, *, stream: bool = False) -> dict[str, Any]:
         """Return keyword arguments that every one of the models is known to take."""

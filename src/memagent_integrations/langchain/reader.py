@@ -89,7 +89,8 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     "openai:NAME", "policy:DIR", ...), or any other "provider:name" of LangChain's `init_chat_model`. A named model is
     loaded once, at the first use.
 
-    `tokenizer` counts tokens (see `ChatModelBackend`), `backend_options` are more arguments of a named backend
+    `tokenizer` counts tokens, `limit_parameter` names the argument by which the model takes its output limit, where
+    that is not known (see `ChatModelBackend` for both), `backend_options` are more arguments of a named backend
     (`base_url`, `temperature`, ...), the other settings are those of `Reader`. By default traces hold only the
     length of the document; with `trace_inputs="full"` they hold its text. With a `journal`, the config
     `{"configurable": {"memagent_run": NAME}}` names the reading in it.
@@ -112,6 +113,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
     model: Annotated[LanguageModelLike | Backend | str, PlainValidator(_checked_model)]
     tokenizer: str | Counter | None = None
+    limit_parameter: str | None = None
     chunk_tokens: Number[int | None] = None
     memory_tokens: Number[int | None] = None
     question_tokens: Number[int | None] = None
@@ -278,8 +280,12 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
                     "backend_options are for a model that this package makes by its name; "
                     "give a LangChain model its own"
                 )
-            return Reader(ChatModelBackend(model, tokenizer=self.tokenizer), journal=self.journal, limits=self.limits)
-        options = {**(self.backend_options or {}), **drop_none(tokenizer=self.tokenizer)}
+            backend = ChatModelBackend(model, tokenizer=self.tokenizer, limit_parameter=self.limit_parameter)
+            return Reader(backend, journal=self.journal, limits=self.limits)
+        if self.limit_parameter and isinstance(model, Backend):
+            raise UsageError("limit_parameter is for a LangChain model; a Backend has its own")
+        own = drop_none(tokenizer=self.tokenizer, limit_parameter=self.limit_parameter)
+        options = {**(self.backend_options or {}), **own}
         return Reader(model, journal=self.journal, limits=self.limits, backend_options=options)
 
     def under(self, config: RunnableConfig) -> Reader:
@@ -288,7 +294,7 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         The model is loaded at the first call. Where a setting is None, the model's own prompts and budgets (a
         policy's) apply.
         """
-        key = (self.model, self.tokenizer, self.journal, self.limits, self.backend_options)
+        key = (self.model, self.tokenizer, self.limit_parameter, self.journal, self.limits, self.backend_options)
         reader: Reader = self.loaded.get(key, self._load)
         backend = reader.backend.under(config) if isinstance(reader.backend, ChatModelBackend) else None
         return reader.changed(backend=backend, **self._settings)

@@ -207,8 +207,9 @@ class Reader:
             JournalMismatch: the document or the settings are not those of the run.
             JournalError: the journal cannot be used, or the run is being read elsewhere.
         """
-        turns = self._turns(question, self._checked_chunks(question, document, memory), document, memory, run)
-        return raise_for_error(finish(self._setup, turns, progress))
+        reader = self._for_reading()
+        turns = reader._turns(question, reader._checked_chunks(question, document, memory), document, memory, run)
+        return raise_for_error(finish(reader._setup, turns, progress))
 
     def stream(
         self, question: str, document: Any, *, memory: str = "", whole: bool = False, run: str | None = None
@@ -218,9 +219,10 @@ class Reader:
         With `whole` the answer comes in one piece, from a call like the others: retried if it fails, bounded in
         number. A step is yielded once the next chunk has been cut.
         """
-        call = self._setup.complete if whole else self._setup.stream
-        turns = self._turns(question, self._checked_chunks(question, document, memory), document, memory, run)
-        with closing(drive(turns, call, self.prompts)) as events:
+        reader = self._for_reading()
+        call = reader._setup.complete if whole else reader._setup.stream
+        turns = reader._turns(question, reader._checked_chunks(question, document, memory), document, memory, run)
+        with closing(drive(turns, call, reader.prompts)) as events:
             for event in events:
                 yield raise_for_error(event) if isinstance(event, Reading) else event
 
@@ -234,15 +236,17 @@ class Reader:
         run: str | None = None,
     ) -> Reading:
         """`read`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        events = self._adrive(question, document, memory, self._setup.acomplete, run)
+        reader = self._for_reading()
+        events = reader._adrive(question, document, memory, reader._setup.acomplete, run)
         return raise_for_error(await afinish(events, progress))
 
     async def astream(
         self, question: str, document: Any, *, memory: str = "", whole: bool = False, run: str | None = None
     ) -> AsyncGenerator[Event]:
         """`stream`, async; the document may be an async iterator."""
-        call = self._setup.acomplete if whole else self._setup.astream
-        async with aclosing(self._adrive(question, document, memory, call, run, self.prompts)) as events:
+        reader = self._for_reading()
+        call = reader._setup.acomplete if whole else reader._setup.astream
+        async with aclosing(reader._adrive(question, document, memory, call, run, reader.prompts)) as events:
             async for event in events:
                 yield raise_for_error(event) if isinstance(event, Reading) else event
 
@@ -262,9 +266,10 @@ class Reader:
         Raises:
             as `read`.
         """
-        turns = self._turns(question, self._checked_chunks(question, document, memory), document, memory, run)
-        unanswered = Unanswered(self._setup, turns)
-        raise_for_error(finish(self._setup, unanswered.memorizing(question), progress))
+        reader = self._for_reading()
+        turns = reader._turns(question, reader._checked_chunks(question, document, memory), document, memory, run)
+        unanswered = Unanswered(reader._setup, turns)
+        raise_for_error(finish(reader._setup, unanswered.memorizing(question), progress))
         return unanswered
 
     async def abegin(
@@ -277,11 +282,12 @@ class Reader:
         run: str | None = None,
     ) -> Unanswered:
         """`begin`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        async_chunks = self._setup.async_chunks(question, document, memory)
-        source = async_chunks or self._checked_chunks(question, document, memory)
-        unanswered = Unanswered(self._setup, self._turns(question, source, document, memory, run))
+        reader = self._for_reading()
+        async_chunks = reader._setup.async_chunks(question, document, memory)
+        source = async_chunks or reader._checked_chunks(question, document, memory)
+        unanswered = Unanswered(reader._setup, reader._turns(question, source, document, memory, run))
         turns = unanswered.memorizing(question)
-        raise_for_error(await afinish(adrive(turns, self._setup.acomplete, chunks=async_chunks), progress))
+        raise_for_error(await afinish(adrive(turns, reader._setup.acomplete, chunks=async_chunks), progress))
         return unanswered
 
     def memorize(
@@ -311,9 +317,10 @@ class Reader:
         Raises:
             as `read`.
         """
-        part = {"memory": self.checked_memory(memory), "first": first, "strict": strict}
-        turns = self._part(question, self._checked_chunks(question, document), **part)
-        return raise_for_error(finish(self._setup, turns, progress))
+        reader = self._for_reading()
+        part = {"memory": reader.checked_memory(memory), "first": first, "strict": strict}
+        turns = reader._part(question, reader._checked_chunks(question, document), **part)
+        return raise_for_error(finish(reader._setup, turns, progress))
 
     async def amemorize(
         self,
@@ -326,10 +333,11 @@ class Reader:
         progress: AsyncProgress | None = None,
     ) -> Reading:
         """`memorize`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        part = {"memory": await asyncio.to_thread(self.checked_memory, memory), "first": first, "strict": strict}
-        async_chunks = self._setup.async_chunks(question, document)
-        turns = self._part(question, async_chunks or self._checked_chunks(question, document), **part)
-        return raise_for_error(await afinish(adrive(turns, self._setup.acomplete, chunks=async_chunks), progress))
+        reader = self._for_reading()
+        part = {"memory": await asyncio.to_thread(reader.checked_memory, memory), "first": first, "strict": strict}
+        async_chunks = reader._setup.async_chunks(question, document)
+        turns = reader._part(question, async_chunks or reader._checked_chunks(question, document), **part)
+        return raise_for_error(await afinish(adrive(turns, reader._setup.acomplete, chunks=async_chunks), progress))
 
     def answer(self, question: str, memory: str, *, first: int = 0) -> Reading:
         """Answer a question from a memory alone; `first` is the number of the step.
@@ -337,15 +345,17 @@ class Reader:
         Raises:
             as `read`.
         """
-        self._setup.check(question)
-        turns = self._part(question, None, memory=self.checked_memory(memory), first=first)
-        return raise_for_error(finish(self._setup, turns))
+        reader = self._for_reading()
+        reader._setup.check(question)
+        turns = reader._part(question, None, memory=reader.checked_memory(memory), first=first)
+        return raise_for_error(finish(reader._setup, turns))
 
     async def aanswer(self, question: str, memory: str, *, first: int = 0) -> Reading:
         """`answer`, async."""
-        await asyncio.to_thread(self._setup.check, question)
-        turns = self._part(question, None, memory=await asyncio.to_thread(self.checked_memory, memory), first=first)
-        return raise_for_error(await afinish(adrive(turns, self._setup.acomplete)))
+        reader = self._for_reading()
+        await asyncio.to_thread(reader._setup.check, question)
+        turns = reader._part(question, None, memory=await asyncio.to_thread(reader.checked_memory, memory), first=first)
+        return raise_for_error(await afinish(adrive(turns, reader._setup.acomplete)))
 
     def read_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """Read for many (question, document) pairs; return the readings in the order of the jobs.
@@ -359,8 +369,9 @@ class Reader:
         Raises:
             UsageError: the jobs are not of this form, or one async iterator stands in several.
         """
-        unique = UniqueJobs(jobs, self.journal)
-        return unique.spread(read_jobs(self._setup, self._turns, unique.jobs, unique.renumbered(progress)))
+        reader = self._for_reading()
+        unique = UniqueJobs(jobs, reader.journal)
+        return unique.spread(read_jobs(reader._setup, reader._turns, unique.jobs, unique.renumbered(progress)))
 
     async def aread_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """`read_many`, async: up to the backend's `concurrency` readings at a time, or its batches in a thread.
@@ -368,8 +379,9 @@ class Reader:
         Raises:
             as `read_many`.
         """
-        unique = UniqueJobs(jobs, self.journal)
-        return unique.spread(await aread_jobs(self._setup, self._turns, unique.jobs, unique.renumbered(progress)))
+        reader = self._for_reading()
+        unique = UniqueJobs(jobs, reader.journal)
+        return unique.spread(await aread_jobs(reader._setup, reader._turns, unique.jobs, unique.renumbered(progress)))
 
     def plan(self, question: str, document: Any) -> Plan:
         """Return what `read` would take, without calling the model (the text is tokenized to the end).
@@ -378,12 +390,13 @@ class Reader:
             UsageError: as `read`, and for an iterator, which a plan would use up.
             ContextOverflow: the budgets do not fit the window.
         """
+        reader = self._for_reading()
         if is_one_shot(document):
             raise UsageError(
                 "a plan would use up this iterator; "
                 "plan for a document that can be read again (str, Path, list, loader)"
             )
-        return self._setup.plan(question, self.chunks(document))
+        return reader._setup.plan(question, reader.chunks(document))
 
     def count(self, text: str) -> int:
         """Return the tokens of a text as it stands in a prompt."""
@@ -477,6 +490,15 @@ class Reader:
 
     def __repr__(self) -> str:
         return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
+
+    def _for_reading(self) -> Self:
+        """Return this reader for one reading, with the models that its backends stand for now."""
+        setup = self._setup.for_reading()
+        if setup is self._setup:
+            return self
+        reader = copy(self)
+        reader._setup = setup
+        return reader
 
     def _checked_chunks(self, question: str, document: Any, memory: str = "") -> Iterator[Chunk]:
         return self._setup.checked_chunks(question, self.chunks(document), memory)

@@ -61,6 +61,13 @@ class Setup:
         """Return the model that gets the prompts of a phase."""
         return self.answer_model if self.answer_model and phase == "answer" else self.model
 
+    def for_reading(self) -> Setup:
+        """Return the setup for one reading, with the models that its backends stand for now."""
+        model, answer_model = self.model.for_reading(), self.answer_model and self.answer_model.for_reading()
+        if model is self.model and answer_model is self.answer_model:
+            return self
+        return replace(self, model=model, answer_model=answer_model)
+
     @property
     def models(self) -> tuple[Model, ...]:
         """The models, each once."""

@@ -90,6 +90,9 @@ class Calls:
         self._lock = threading.Lock()
         self._retries_left = float(_BURST)  # a token bucket, as in gRPC's retry throttling
 
+    def __reduce__(self) -> tuple[type[Calls], tuple[Limits]]:
+        return Calls, (self.limits,)  # a copy has a breaker and a bucket of its own
+
     def count(self, backend: Backend, text: str) -> int:
         """Return the number of tokens of a text. Many servers count themselves, so this may be a call as well."""
         return self.query(backend, lambda: backend.count(text))

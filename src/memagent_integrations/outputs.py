@@ -38,6 +38,9 @@ class Output:
 
     spec: type[Any] | Mapping[str, Any]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"spec": self.spec}  # a type adapter cannot be pickled
+
     def __post_init__(self) -> None:
         if not isinstance(self.spec, Mapping) and not _is_record(self.spec):
             raise UsageError(

@@ -13,6 +13,8 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
     def script(prompt: Prompt) -> str | ContextOverflow:
         size = scripted.count(prompt.messages[0].content)
+        if prompt.schema:
+            return '{"name": "Jupiter", "gas": true}'
         return ContextOverflow(f"{size} tokens") if size > 8192 else "red and green and blue"
 
     scripted = ScriptedBackend(script, window=8192, batch_size=request.param)

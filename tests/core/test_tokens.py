@@ -115,7 +115,7 @@ def test_unknown_openai_model() -> None:
 
 
 def test_the_tokens_of_an_unknown_model_are_estimated_with_one_warning_that_says_how_to_count_them() -> None:
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="my-model") as warned:
         assert counter_of("my-model") is approximate
     [warning] = warned
     assert "the tokens of my-model are estimated, rather too high" in str(warning.message)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from memagent_integrations import Backend, ContextOverflow, Reader
-from memagent_integrations.records import Message, Prompt, Reply
+from memagent_integrations import Backend, ContextOverflow, Reader, UsageError
+from memagent_integrations.records import Message, Prompt, Reply, Role
 
 SCRIPTS = "naïve 中文 مرحبا \u202eabc 🙂👩‍👩‍👧 tab\tend\r\n"
+
+PLANET: dict[str, Any] = {
+    "title": "Planet",
+    "type": "object",
+    "properties": {"name": {"enum": ["Jupiter", "Saturn"]}, "gas": {"type": "boolean"}},
+    "required": ["name", "gas"],
+    "additionalProperties": False,
+}
+"""The schema of a reply that a small model can write too."""
 
 
 def ask(text: str, max_tokens: int = 12) -> Prompt:
@@ -93,6 +105,34 @@ class BackendContract:
 
     def test_takes_any_script(self, backend: Backend) -> None:
         assert backend.complete(ask(SCRIPTS)).usage.prompt_tokens
+
+    def test_keeps_an_answer_to_a_schema_or_is_refused_with_one(self, backend: Backend) -> None:
+        if not backend.structured:
+            with pytest.raises(UsageError, match=r"cannot keep an answer to a schema .* answer_model"):
+                Reader(backend, output=PLANET)
+            return
+        prompt = replace(ask("Which planet is the largest?", 40), schema=PLANET)
+        text, reply, _ = joined(backend.stream(prompt))
+        assert text == reply.text == backend.complete(prompt).text
+        planet = json.loads(text)
+        assert planet["name"] in ("Jupiter", "Saturn")
+        assert planet["gas"] in (True, False)
+
+    def test_takes_messages_of_the_system_and_earlier_turns(self, backend: Backend) -> None:
+        def prompt(*turns: str) -> Prompt:
+            roles: tuple[Role, ...] = ("system", "user", "assistant")
+            messages = [Message(role=role, content=turn) for role, turn in zip(roles, turns, strict=True)]
+            return replace(last, messages=(*messages, *last.messages))
+
+        last, turns = ask("The capital of Italy?"), ["Answer in one word.", "The capital of France?", "Paris, it is"]
+        reply = backend.complete(prompt(*turns))
+        assert reply.text.strip()
+        for place, turn in enumerate(turns):
+            longer = [" ".join([text] * 20) if number == place else text for number, text in enumerate(turns)]
+            size, before = backend.complete(prompt(*longer)).usage.prompt_tokens, reply.usage.prompt_tokens
+            assert size is not None
+            assert before is not None
+            assert size - before >= 15 * backend.count(turn), "every message is part of the prompt"
 
     def test_reads_a_document(self, backend: Backend) -> None:
         document = "The harbour master noted the tide.\n\n" * 60 + "The code of the north gate is 7319.\n\n"

@@ -7,6 +7,7 @@ import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Sequence
+from functools import partial
 from typing import Any, Self
 
 from memagent_integrations.errors import BackendError, MemAgentError
@@ -18,7 +19,8 @@ class Backend(ABC):
 
     A subclass has to define `count` and `complete`; every other method has a default that builds on them. Each
     failure is a `MemAgentError`: a `BackendError` with `retryable`, a `ContextOverflow` when the prompt does not fit
-    the window, a `UsageError` when a setting is wrong.
+    the window, a `UsageError` when a setting is wrong. A pickled backend is made again from its arguments; a deep copy
+    is the backend itself.
     """
 
     name: str
@@ -33,6 +35,26 @@ class Backend(ABC):
     """Calls that `Reader.read_many` makes at a time."""
     max_retries: int = 0
     """How often the reader retries a call, unless its `Limits` say otherwise; 0 where the model's client does that."""
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Note the arguments: a pickle holds them, never a model, a server, a connection."""
+        backend = super().__new__(cls)
+        backend._arguments = args, options
+        return backend
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        args, options = self._arguments
+        return partial(type(self), *args, **options), ()
+
+    def __copy__(self) -> Self:
+        backend = object.__new__(type(self))
+        backend.__dict__.update(self.__dict__)
+        return backend
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # what is copied shares the model
+
     structured: bool = False
     """Whether it keeps a reply to `Prompt.schema`."""
 

@@ -21,7 +21,7 @@ OVERFLOW = re.compile(
     r"|context.?(?:size|length|window|overflow)|prompt is too long|input is too long",
     re.IGNORECASE,
 )
-_SCHEMA_REFUSED = re.compile(r"response_?format|json_?schema|structured.?output|guided|grammar", re.IGNORECASE)
+_SCHEMA_REFUSED = re.compile(r"response_?format|json.?schema|structured.?output|guided|grammar", re.IGNORECASE)
 _ROLES_REFUSED = re.compile(
     r"(?:system|assistant|developer).{0,20}\broles?\b|\broles?\b.{0,40}(?:alternate|supported)|(?:chat|jinja).?template"
     r"|no user query",
@@ -67,8 +67,8 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
     if status in (None, 400, 413, 422) and OVERFLOW.search(_description(error, message)):
         advice = "lower chunk_tokens or memory_tokens"
         return ContextOverflow(f"the prompt does not fit into the window of {name}: {message}; {advice}")
-    if status in (400, 422, 500, 501) and (way_out := _way_out(message)):
-        return UsageError(f"the server of {name} refuses the request ({status}); {way_out}: {message}")
+    if status in (400, 422, 500, 501) and (advice := way_out(message)):
+        return UsageError(f"the server of {name} refuses the request ({status}); {advice}: {message}")
     if status:
         return _from_status(status, name, message, _retry_after(error))
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
@@ -156,7 +156,7 @@ def _from_status(status: int, name: str, message: str, retry_after: float | None
     )
 
 
-def _way_out(message: str) -> str | None:
+def way_out(message: str) -> str | None:
     """Return what to do about a request that a server refuses for its schema or its roles; None: for something else."""
     if _SCHEMA_REFUSED.search(message):
         return (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memagent_integrations.backends.base import closed_error
+from memagent_integrations.backends.failures import way_out
 from memagent_integrations.backends.in_process import BatchBackend, ChatTokenizer, one_line
 from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
@@ -19,7 +20,7 @@ from memagent_integrations.records import Prompt, Reply, Usage
 try:
     from vllm import LLM, SamplingParams, TokensPrompt
     from vllm.lora.request import LoRARequest
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 except ImportError as error:
     raise MissingExtra.extra(error.name or str(error), "vllm") from error
 
@@ -46,6 +47,8 @@ class VLLMBackend(BatchBackend):
         MissingExtra: vllm is not installed.
         BackendError: the engine does not start.
     """
+
+    structured = True
 
     def __init__(
         self,
@@ -129,7 +132,10 @@ class VLLMBackend(BatchBackend):
                 raise closed_error(self.name)
             ids = self._chat.encode(prompt, self.window)
             with _errors(self.name):
-                params = SamplingParams(max_tokens=prompt.max_tokens, output_kind=kind, **self._sampling)
+                schema = None if prompt.schema is None else StructuredOutputsParams(json=dict(prompt.schema))
+                params = SamplingParams(
+                    max_tokens=prompt.max_tokens, output_kind=kind, structured_outputs=schema, **self._sampling
+                )
             return _Call(engine, ids, params, self._adapter)
         except MemAgentError as error:
             return error
@@ -298,4 +304,6 @@ def _errors(name: str) -> Iterator[None]:
     except MemAgentError:
         raise
     except Exception as error:
+        if advice := way_out(str(error)):
+            raise UsageError(f"{name} refuses the request; {advice}: {one_line(error)}") from error
         raise BackendError(f"{name} failed: {one_line(error)}") from error

@@ -60,6 +60,13 @@ class MemAgentQueryEngine(BaseQueryEngine):
         """
         return cls(retriever, MemAgentSynthesizer(model=model, **settings))
 
+    def __getstate__(self) -> dict[str, Any]:
+        if is_one_shot(self._source):
+            raise UsageError(
+                "an iterator cannot be copied; make the engine from a list or from a reader with lazy_load_data"
+            )
+        return self.__dict__
+
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"response_synthesizer": self._response_synthesizer}
 

@@ -178,7 +178,19 @@ class MemAgentWorkflow(Workflow):
         self.reader = reader_over(chosen_model(llm, model), tokenizer, **settings)
         self._load, self._ask_every = load, ask_every
         self._runs: WeakKeyDictionary[object, _Run] = WeakKeyDictionary()  # by the stores of their contexts
-        super().__init__(timeout=timeout, verbose=verbose, num_concurrent_runs=num_concurrent_runs)
+        self._options: dict[str, Any] = drop_none(verbose=verbose, num_concurrent_runs=num_concurrent_runs)
+        self._options["timeout"] = timeout  # None: never; LlamaIndex's default is 45 seconds
+        own = set(vars(self))
+        super().__init__(**self._options)
+        self._remade = {"_runs", *(set(vars(self)) - own)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs: runs stay where they are, and what LlamaIndex's class holds is made again."""
+        return {name: value for name, value in vars(self).items() if name not in self._remade}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _runs=WeakKeyDictionary())
+        super().__init__(**self._options)
 
     def run(self, ctx: Context[Any] | None = None, start_event: StartEvent | None = None, **kwargs: Any) -> Any:
         """Begin a reading (`question`, `document`), or resume that of a context."""

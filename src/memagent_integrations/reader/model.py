@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.calls import Calls
@@ -29,6 +30,9 @@ class Model:
         """Return the model for one reading, which keeps its backend until the end."""
         backend = self.backend.for_reading()
         return self if backend is self.backend else replace(self, backend=backend)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"backend": self.backend, "calls": self.calls, "window": self.window}  # without the cached counter
 
     def resolve_window(self) -> int:
         """Return the window to keep to: the one that was set, else the backend's (perhaps by a call), else 8,192."""

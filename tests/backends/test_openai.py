@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from helpers.contract import BackendContract, ask
-from helpers.endpoint import KEY, answer, endpoint, problem
+from helpers.endpoint import KEY, answer, endpoint, keeping, problem
 from helpers.loopback import Loopback, Request, Response, chat, completion, events
 
 from memagent_integrations import Backend, BackendError, ContextOverflow, MemAgentError, UsageError, load_backend
@@ -28,7 +28,7 @@ EVENTS = {"Content-Type": "text/event-stream"}
 
 @pytest.fixture
 def backend() -> Iterator[Backend]:
-    server, loaded = endpoint(chat(answer))
+    server, loaded = endpoint(keeping(chat(answer), '{"name": "Jupiter", "gas": true}'))
     with server, loaded:
         yield loaded
 

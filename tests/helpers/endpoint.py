@@ -22,6 +22,12 @@ def endpoint(respond: Callable[[Request], Response] | list[Any], **options: Any)
     return server, OpenAIBackend("m", base_url=f"{server.url}/v1", **({"max_retries": 0, "timeout": 5.0} | options))
 
 
+def keeping(respond: Callable[[Request], Response], reply: str) -> Callable[[Request], Response]:
+    """Return an endpoint as `respond` that answers with `reply` where a request has a schema."""
+    structured = chat(lambda prompt: reply)
+    return lambda request: (structured if "response_format" in (request.body or {}) else respond)(request)
+
+
 def answer(prompt: str) -> str | Response:
     """Return a reply for `chat` that satisfies `BackendContract`, with a window of 8,192 tokens."""
     if len(TOKEN.findall(prompt)) > 8192:

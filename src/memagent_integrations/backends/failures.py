@@ -67,8 +67,8 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
     if status in (None, 400, 413, 422) and OVERFLOW.search(_description(error, message)):
         advice = "lower chunk_tokens or memory_tokens"
         return ContextOverflow(f"the prompt does not fit into the window of {name}: {message}; {advice}")
-    if status in (400, 422, 500, 501) and (advice := way_out(message)):
-        return UsageError(f"the server of {name} refuses the request ({status}); {advice}: {message}")
+    if status in (400, 422, 500, 501) and (way := way_out(message)):
+        return UsageError(f"the server of {name} refuses the request ({status}); {way}: {message}")
     if status:
         return _from_status(status, name, message, _retry_after(error))
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):

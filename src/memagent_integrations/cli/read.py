@@ -30,6 +30,8 @@ from memagent_integrations.reader import Reader
 from memagent_integrations.records import Layout, Plan, Reading, Step
 
 _STDIN = "-"
+_Models = tuple[str, str | None]
+"""The names of the model, and of the one that answers, if it is another."""
 
 _Files = Annotated[
     list[str],
@@ -41,6 +43,12 @@ _OptionalFiles = Annotated[
 _Question = Annotated[str, typer.Option("--question", "-q", help="What to answer.", show_default=False)]
 _Model = Annotated[
     str, typer.Option(help="smollm2, openai:NAME, llamacpp:FILE.gguf, transformers:NAME, vllm:NAME or policy:DIR.")
+]
+_AnswerModel = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Another model for the answer, as --model.", show_default=False)
+]
+_AnswerBaseUrl = Annotated[
+    str | None, typer.Option(metavar="URL", help="Address of the endpoint of --answer-model.", show_default=False)
 ]
 _QuestionTokens = Annotated[
     int | None, typer.Option(metavar="N", help="Most tokens of the question [1024].", show_default=False)
@@ -94,6 +102,7 @@ def read(
     files: _Files,
     question: _Question,
     model: _Model = "smollm2",
+    answer_model: _AnswerModel = None,
     chunk_tokens: options.ChunkTokens = None,
     memory_tokens: options.MemoryTokens = None,
     output_tokens: options.OutputTokens = None,
@@ -103,6 +112,7 @@ def read(
     layout: _Layout = None,
     prompts: _Prompts = None,
     base_url: options.BaseUrl = None,
+    answer_base_url: _AnswerBaseUrl = None,
     tokenizer: options.Tokenizer = None,
     temperature: options.Temperature = None,
     stream: _Stream = False,
@@ -124,6 +134,8 @@ def read(
     make_reader = partial(
         Reader,
         model,
+        answer_model=answer_model,
+        answer_options=drop_none(base_url=answer_base_url, temperature=temperature if answer_model else None),
         prompts=PromptSet.from_reference(prompts) if prompts else None,
         layout=layout,
         chunk_tokens=chunk_tokens,
@@ -135,11 +147,11 @@ def read(
         backend_options=drop_none(window=window, base_url=base_url, tokenizer=tokenizer, temperature=temperature),
     )
     if plan:
-        _fetch(model, quiet=quiet)
+        _fetch((model, answer_model), quiet=quiet)
         with make_reader() as reader:
             _show(reader.plan(question, _document(files)), as_json=as_json)
     else:
-        _answer(partial(make_reader, journal=journal), model, question, files, run, output)
+        _answer(partial(make_reader, journal=journal), (model, answer_model), question, files, run, output)
 
 
 def resume(
@@ -148,6 +160,7 @@ def resume(
     files: _OptionalFiles = None,
     window: options.Window = None,
     base_url: options.BaseUrl = None,
+    answer_base_url: _AnswerBaseUrl = None,
     stream: _Stream = False,
     as_json: _Json = False,
     trace: _Trace = None,
@@ -158,7 +171,7 @@ def resume(
 ) -> None:
     """Read FILE... on, or the files that the run began with if none are given.
 
-    Question, model, prompts and budgets are those of the run.
+    Question, models, prompts and budgets are those of the run.
     """
     output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
     with open_journal(journal_file) as journal:
@@ -176,8 +189,10 @@ def resume(
             run,
             limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
             backend_options=drop_none(window=window, base_url=base_url),
+            answer_options=drop_none(base_url=answer_base_url),
         )
-        _answer(make_reader, recorded.model, recorded.question, files, run, output)
+        names = (recorded.model, journal.settings(run).get("answer_model"))
+        _answer(make_reader, names, recorded.question, files, run, output)
 
 
 def _check(files: Sequence[str], output: Output, *, plan: bool, journal_file: Path | None) -> None:
@@ -205,11 +220,12 @@ def _stat(file: str) -> os.stat_result:
     return os.fstat(0) if file == _STDIN else Path(file).stat()
 
 
-def _fetch(model: str, *, quiet: bool) -> None:
-    """Fetch an embedded model if necessary; nothing is fetched when the package that runs it is missing."""
-    if model in embedded.EMBEDDED and not find_spec("xllamacpp"):
-        raise MissingExtra.extra("xllamacpp", "llamacpp")
-    models.fetch(model, quiet=quiet)
+def _fetch(names: _Models, *, quiet: bool) -> None:
+    """Fetch embedded models if necessary; nothing is fetched when the package that runs them is missing."""
+    for model in filter(None, names):
+        if model in embedded.EMBEDDED and not find_spec("xllamacpp"):
+            raise MissingExtra.extra("xllamacpp", "llamacpp")
+        models.fetch(model, quiet=quiet)
 
 
 def _show(plan: Plan, *, as_json: bool) -> None:
@@ -220,16 +236,16 @@ def _show(plan: Plan, *, as_json: bool) -> None:
 
 def _answer(
     make_reader: Callable[[], Reader],
-    model: str,
+    names: _Models,
     question: str,
     files: Sequence[str],
     run: str | None,
     output: Output,
 ) -> None:
-    """Load the model, read, and write the answer."""
-    _fetch(model, quiet=output.quiet)
+    """Load the models, read, and write the answer."""
+    _fetch(names, quiet=output.quiet)
     display = partial(WatchedReading, question=question) if output.watch else ReadingProgress
-    loading = display(Console(stderr=True), f"loading {model}", quiet=output.quiet)
+    loading = display(Console(stderr=True), f"loading {' and '.join(filter(None, names))}", quiet=output.quiet)
     with loading as progress, make_reader() as reader:
         try:
             reading = _read(reader, question, files, progress, output, run)
@@ -271,6 +287,7 @@ def _read(
                 memory=steps[-1].memory,
                 steps=tuple(steps),
                 model=reader.backend.name,
+                answer_model=reader.answer_backend.name if reader.answer_backend is not reader.backend else None,
                 budgets=reader.budgets,
                 error=error if isinstance(error, MemAgentError) else MemAgentError(str(error) or "interrupted"),
             )

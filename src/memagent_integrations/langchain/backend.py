@@ -131,8 +131,10 @@ class ChatModelBackend(Backend):
         return [key.get_secret_value() for key in keys if isinstance(key, SecretStr)]
 
     def _input(self, prompt: Prompt) -> LanguageModelInput:
-        if all(isinstance(model, BaseLLM) for model in self._models):  # a BaseLLM would write "Human:" before a message
-            return "\n\n".join(message.content for message in prompt.messages)
+        if len(prompt.messages) == 1 and all(isinstance(model, BaseLLM) for model in self._models):
+            return prompt.messages[
+                0
+            ].content  # a BaseLLM writes "Human:" before a message, which one text does not need
         return [_MESSAGES[message.role](content=message.content) for message in prompt.messages]
 
     def _run(self, prompt: Prompt) -> RunnableConfig:

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from memagent_integrations.backends import Backend, ScriptedBackend, load_backend
     from memagent_integrations.calls import Limits
+    from memagent_integrations.citations import Citation
     from memagent_integrations.errors import (
         BackendError,
         ContextOverflow,
@@ -35,6 +36,7 @@ __all__ = [
     "Backend",
     "BackendError",
     "Budgets",
+    "Citation",
     "ContextOverflow",
     "Journal",
     "JournalError",
@@ -59,6 +61,7 @@ __all__ = [
 _MODULES = {  # module -> the public names that it defines
     "backends": ("Backend", "ScriptedBackend", "load_backend"),
     "calls": ("Limits",),
+    "citations": ("Citation",),
     "errors": (
         "BackendError",
         "ContextOverflow",

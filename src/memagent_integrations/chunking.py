@@ -17,6 +17,7 @@ from functools import lru_cache
 from memagent_integrations.documents import Piece, in_threads
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Chunk, Source, Span
+from memagent_integrations.statements import SENTENCE_END
 from memagent_integrations.tokens import Counter, fit
 
 FULL = 0.9
@@ -27,7 +28,7 @@ TAIL = 0.08
 
 _BREAKS = (  # where to cut, best first (a paragraph, a sentence, a word); the cut comes after the match
     re.compile(r"(?:\r?\n[ \t]*){2,}"),
-    re.compile(r"[.!?…]['\")\]’”»]*\s+|[。！？]['\")\]’”」』]*\s*|\r?\n"),
+    re.compile(SENTENCE_END),
     re.compile(r"\s+|[、，；：]"),
 )
 
@@ -131,11 +132,11 @@ class Chunker:
         if piece.document_id is None:
             return
         text_start, start = self._start + len(self._text), piece.start + position
-        source = Source(document_id=piece.document_id, start=start, end=start + length)
+        source = Source(document_id=piece.document_id, start=start, end=start + length, page=piece.page)
         if self._sources:
             last_start, last = self._sources[-1]
-            continues_document = last.document_id == source.document_id and last.end == source.start
-            if continues_document and last_start + last.end - last.start == text_start:
+            same = (last.document_id, last.page, last.end) == (source.document_id, source.page, source.start)
+            if same and last_start + last.end - last.start == text_start:
                 self._sources[-1] = (last_start, replace(last, end=source.end))
                 return
         self._sources.append((text_start, source))
@@ -146,8 +147,8 @@ class Chunker:
             first = max(text_start, self._start)
             last = min(text_start + source.end - source.start, end)
             if first < last:
-                offset = source.start - text_start
-                yield Source(document_id=source.document_id, start=first + offset, end=last + offset)
+                shift = source.start - text_start
+                yield replace(source, start=first + shift, end=last + shift, offset=first - self._start)
 
 
 def _splits_character(text: str, position: int) -> bool:

@@ -11,7 +11,7 @@ import codecs
 import logging
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ class Piece:
     text: str
     document_id: str | None
     start: int
+    page: str | None = None
 
 
 def pieces(document: Any) -> Iterator[Piece]:
@@ -297,10 +298,10 @@ def _document_id(node: Any) -> str:
 def _from_object(item: Any, number: int) -> Piece:
     if _is_scored(item):
         item = item.node
+    metadata = getattr(item, "metadata", None) or {}
     if hasattr(item, "page_content"):
-        metadata = getattr(item, "metadata", None) or {}
         name = str(metadata.get("source") or getattr(item, "id", None) or f"document-{number}")
-        page = metadata.get("page")
+        page = metadata.get("page", metadata.get("page_label"))
         text, start = item.page_content, metadata.get("start_index")
         name = name if page is None else f"{name}#page={page}"
     else:
@@ -308,7 +309,13 @@ def _from_object(item: Any, number: int) -> Piece:
         name = name or f"document-{number}"
     if not isinstance(text, str):
         raise UsageError(f"the content of {name} is {type(text).__name__}, not text")
-    return Piece(text=text, document_id=name, start=start if isinstance(start, int) else 0)
+    return Piece(text=text, document_id=name, start=start if isinstance(start, int) else 0, page=_page(metadata))
+
+
+def _page(metadata: Any) -> str | None:
+    """Return the page that the metadata of a document or node name: as it is printed, else as its loader counts."""
+    pages = (metadata.get(name) for name in ("page_label", "page")) if isinstance(metadata, Mapping) else ()
+    return next((str(page) for page in pages if page not in (None, "")), None)
 
 
 def _read(path: Path) -> Iterator[Piece]:

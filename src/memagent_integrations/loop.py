@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from contextlib import aclosing, closing
 from dataclasses import replace
 
+from memagent_integrations.citations import Lineage
 from memagent_integrations.errors import BackendError, EmptyDocument, MemAgentError, UsageError
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import AnswerStream, PromptSet, opened_by_template
@@ -67,6 +68,7 @@ def reading_loop(
             server's content filter withheld is no error: it would withhold it again.
     """
     steps: list[Step] = []
+    lineage = Lineage(memory)
     answer, failure = None, None
     try:
         for index, chunk in enumerate(chunks or (), start=first):
@@ -76,7 +78,8 @@ def reading_loop(
             reply = yield Prompt(
                 index=index, phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps)
             )
-            steps.append(_update(index, chunk, memory, reply, prompts, budgets, count))
+            step = _update(index, chunk, memory, reply, prompts, budgets, count)
+            steps.append(_noted(step, chunk.text, prompts, lineage))
             memory = steps[-1].memory
             if strict and steps[-1].outcome == "kept" and reply.finish_reason != "content_filter":
                 raise BackendError(
@@ -183,6 +186,15 @@ def _answer_in(reply: Reply, prompts: PromptSet, output: Output | None) -> str:
             raise BackendError(_no_answer(reply)) from error
         raise
     return answer
+
+
+def _noted(step: Step, section: str, prompts: PromptSet, lineage: Lineage) -> Step:
+    """Return the step with the passages of what the model wrote into the memory; go on with the lineage."""
+    edited = step.reply.edited is not None  # then the memory is no longer what the model wrote
+    written = prompts.parse_memory(step.reply.text)[0] if edited else step.memory
+    step = replace(step, passages=lineage.find(written, section))
+    lineage.follow(step)
+    return step
 
 
 def _no_answer(reply: Reply) -> str:

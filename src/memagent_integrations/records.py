@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +14,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 from memagent_integrations import errors, files
 from memagent_integrations.changes import marked
 from memagent_integrations.checks import Number, check_int, drop_none
+from memagent_integrations.citations import Citation, Lineage, Origin, Passage, cite
 from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.sanitize import encodable
 
@@ -82,11 +83,16 @@ class Budgets:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where some text came from: characters `start` to `end` (exclusive) of the document `document_id`."""
+    """Where some text came from: characters `start` to `end` (exclusive) of the document `document_id`.
+
+    `page` is the page that its metadata name, if they do. `offset` is where the text begins in its chunk.
+    """
 
     document_id: str
     start: int
     end: int
+    page: str | None = None
+    offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +175,9 @@ class Step:
     `outcome`: "updated" (the reply is the new memory), "unchanged" (the model said that nothing is new), "kept" (the
     reply was unusable, so the old memory was kept), "answered" (the last step). `cut`: the end of the text was lost,
     because the reply reached the output limit or the memory its budget.
+
+    `passages` are the places in the chunk that new statements of the memory came from; None where nobody looked for
+    them, as in a journal of an older version.
     """
 
     index: int
@@ -179,6 +188,7 @@ class Step:
     reply: Reply
     outcome: Outcome
     cut: bool
+    passages: tuple[Passage, ...] | None = None
 
     def _repr_html_(self) -> str:
         """Return the step for a notebook: the memory, with what changed in it."""
@@ -259,6 +269,21 @@ class Reading:
     def seconds(self) -> float:
         """The seconds that the model took, over all steps."""
         return sum(step.reply.seconds for step in self.steps)
+
+    @cached_property
+    def origins(self) -> dict[str, tuple[Origin, ...]]:
+        """The statements of the final memory, each with where it came from (nothing, if no text is known to say it)."""
+        return Lineage.of(self.steps).statements
+
+    @cached_property
+    def citations(self) -> tuple[Citation, ...]:
+        """The places in the documents that the statements of the final memory rest on.
+
+        Those of the statements that share most with the answer, and then with the question, come first. What was in the
+        memory before the reading, what a person wrote, and what no text says, has no place.
+        """
+        spans = {step.index: step.span for step in self.steps if step.span}
+        return tuple(cite(self.origins, spans, self.question, self.answer))
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Return the reading as JSON, for `from_json`. A lone surrogate becomes U+FFFD."""

@@ -186,6 +186,7 @@ def test_the_door_is_pinned() -> None:
         "Backend",
         "BackendError",
         "Budgets",
+        "Citation",
         "ContextOverflow",
         "Journal",
         "JournalError",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from langchain_core.documents import Document
+
 from memagent_integrations import Reader, Reading, ScriptedBackend
 from memagent_integrations.records import Budgets, Outcome, Plan, Reply, Source, Span, Step
 
@@ -24,6 +26,18 @@ def make_reading(
         lambda prompt: memories[min(prompt.index, len(memories) - 1)] if prompt.phase == "memory" else "Anna."
     )
     return Reader(backend, chunk_tokens=60, memory_tokens=200).read(question, document * 8 * len(memories))
+
+
+def make_cited_reading() -> Reading:
+    """A reading of two pages of a file, whose final memory has a statement from each and one from neither."""
+    texts = ["The key of the gate is hidden under the red stone.", "Anna went to the gate on the 3rd of May, at night."]
+    pages = [
+        Document(text + " It rained, and the road was empty." * 6, metadata={"source": "tale.pdf", "page_label": label})
+        for text, label in zip(texts, ("iv", "5"), strict=True)
+    ]
+    memories = ["Key: under the red stone.", "- Anna: 3rd of May\n- Key under the red stone\n- Zebras sing."]
+    backend = ScriptedBackend([*memories, "under the red stone"])
+    return Reader(backend, chunk_tokens=71, memory_tokens=200).read("Where is the key?", pages)
 
 
 def make_long_reading() -> Reading:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import run
-from helpers.readings import MARKUP, MEMORIES, make_long_reading, make_reading
+from helpers.readings import MARKUP, make_cited_reading, make_long_reading, make_reading
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_integrations import BackendError, Journal, Reader, Reading, ScriptedBackend, UsageError
 from memagent_integrations.changes import difference
-from memagent_integrations.trace import origins, page, save_trace
+from memagent_integrations.trace import page, save_trace
 
 
 def data(html: str) -> dict[str, object]:
@@ -43,9 +43,14 @@ def test_differences_are_of_words() -> None:
     ]
 
 
-def test_where_each_sentence_of_the_final_memory_came_from() -> None:
-    assert len(make_reading().steps) == len(MEMORIES) + 1, "a chunk for each memory"
-    assert dict(origins(make_reading())) == {"Anna has no key!": 2, "The gate is shut.": 1, "It rains": 3}
+def test_the_page_shows_where_each_statement_of_the_final_memory_came_from() -> None:
+    reading = make_cited_reading()
+    assert len(reading.steps) == 3
+    assert data(page(reading))["statements"] == [
+        {"text": "Anna: 3rd of May", "places": [[1, "tale.pdf#page=5", "5", 0, 50]]},
+        {"text": "Key under the red stone", "places": [[0, "tale.pdf#page=iv", "iv", 0, 50]]},
+        {"text": "Zebras sing.", "places": []},
+    ]
 
 
 def test_the_page_holds_the_reading_and_nothing_from_elsewhere() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.browser import browser, find, needs_browser, press
-from helpers.readings import MARKUP, make_long_reading, make_reading
+from helpers.readings import MARKUP, make_cited_reading, make_long_reading, make_reading
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
@@ -65,9 +65,19 @@ def test_keys_and_links(opened: object) -> None:
     press(browser, "d")
     assert not find(browser, "del")
     press(browser, "d")
-    find(browser, "#sentences a")[1].click()
+
+
+def test_a_statement_names_its_place_and_links_to_the_chunk(opened: object) -> None:
+    browser = opened(make_cited_reading())  # type: ignore[operator]
+    texts = [element.text for element in find(browser, "#statements > li")]
+    assert texts == [
+        "Anna: 3rd of May\nchunk 2: tale.pdf, page 5, characters 0 to 50",
+        "Key under the red stone\nchunk 1: tale.pdf, page iv, characters 0 to 50",
+        "Zebras sing.\nno passage says it",
+    ]
+    find(browser, "#statements a")[1].click()
     wait = WebDriverWait(browser, 20, ignored_exceptions=[StaleElementReferenceException])
-    wait.until(lambda _: title(browser) == "Memory after chunk 2")
+    wait.until(lambda _: title(browser) == "Memory after chunk 1")
 
 
 def test_search(opened: object) -> None:

@@ -128,7 +128,7 @@ class _Api:
             if start + len(reading.steps) == run.steps:  # else a step came between the two queries
                 news = data(reading, start=int(have) - start)
                 if not run.finished:
-                    news["sentences"] = []
+                    news["statements"] = []
                 return _json({"run": self._run_data(run), "reading": news})
 
     async def pause(self, request: Request) -> Response:

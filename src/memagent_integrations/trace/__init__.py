@@ -8,8 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
-from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -20,8 +18,6 @@ from jinja2 import Environment, StrictUndefined, Template
 from memagent_integrations import files
 from memagent_integrations.changes import difference
 from memagent_integrations.records import Reading, Step, Usage
-
-_SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?。！？]+|\n|$)")
 
 
 def page(reading: Reading) -> str:
@@ -63,8 +59,16 @@ def data(reading: Reading, *, start: int = 0) -> dict[str, Any]:
         "seconds": reading.seconds,
         "tokens": _token_counts(reading.usage),
         "steps": [_step_data(step) for step in reading.steps[start:] if step.phase == "memory"],
-        "sentences": [{"text": text, "step": step} for text, step in origins(reading)],
+        "statements": [{"text": text, "places": places} for text, places in _places(reading).items()],
     }
+
+
+def _places(reading: Reading) -> dict[str, list[list[Any]]]:
+    """Return the statements of the final memory, each with its places: step, document, page, start and end."""
+    places: dict[str, list[list[Any]]] = {text: [] for text in reading.origins}
+    for place in reading.citations:
+        places[place.statement].append([place.step, place.document_id, place.page, place.start, place.end])
+    return places
 
 
 def _step_data(step: Step) -> dict[str, Any]:
@@ -78,7 +82,7 @@ def _step_data(step: Step) -> dict[str, Any]:
         "seconds": step.reply.seconds,
         "tokens": _token_counts(step.reply.usage),
         "span": [span.start, span.end, span.tokens] if span else None,
-        "sources": [[source.document_id, source.start, source.end] for source in span.sources] if span else [],
+        "sources": [[each.document_id, each.page, each.start, each.end] for each in span.sources] if span else [],
         "diff": list(difference(step.memory_before, step.memory)),
         "reply": step.reply.text if step.outcome == "kept" else None,
     }
@@ -86,23 +90,6 @@ def _step_data(step: Step) -> dict[str, Any]:
 
 def _token_counts(usage: Usage) -> list[int | None]:
     return [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
-
-
-def origins(reading: Reading) -> Iterator[tuple[str, int]]:
-    """Yield each sentence of the final memory with the step that wrote it; it has been in the memory ever since."""
-    memories = [(step.index, _single_spaced(step.memory)) for step in reading.steps if step.phase == "memory"]
-    for sentence in filter(str.strip, _SENTENCE.findall(reading.memory)):
-        first_step = None
-        for index, memory in reversed(memories):
-            if _single_spaced(sentence) not in memory:
-                break
-            first_step = index
-        if first_step is not None:
-            yield sentence.strip(), first_step
-
-
-def _single_spaced(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _resource(name: str) -> str:

@@ -52,15 +52,31 @@ function head() {
     `tokens: ${tokens(reading.tokens)}`,
     `${reading.seconds.toFixed(1)} s in the model`,
   ].join(" · ");
-  byId("sentences").replaceChildren(...reading.sentences.map(({ text, step }) => {
-    const position = reading.steps.findIndex((each) => each.index === step);
-    const link = element("a", `chunk ${position + 1}`);
-    link.href = `#${position + 1}`;
-    const item = element("li", `${text} `);
-    item.append(link);
+  byId("statements").replaceChildren(...reading.statements.map(({ text, places }) => {
+    const item = element("li", text);
+    const list = element("ul", undefined, "places");
+    list.append(...places.map(place));
+    if (!places.length) list.append(element("li", "no passage says it"));
+    item.append(list);
     return item;
   }));
-  byId("origins").hidden = !reading.sentences.length;
+  byId("origins").hidden = !reading.statements.length;
+}
+
+function place([step, name, page, start, end]) {
+  const position = reading.steps.findIndex((each) => each.index === step);
+  const link = element("a", `chunk ${position + 1}`);
+  link.href = `#${position + 1}`;
+  const item = element("li");
+  item.append(link, `: ${source(name, page, start, end)}`);
+  return item;
+}
+
+const characters = (start, end) => `characters ${number(start)} to ${number(end)}`;
+
+function source(name, page, start, end) {
+  const place = page === null ? name : `${name.replace(/#page=[^#]*$/, "")}, page ${page}`; // the id names it too
+  return `${place}, ${characters(start, end)}`;
 }
 
 function tokens([prompt, written, cached]) {
@@ -70,9 +86,8 @@ function tokens([prompt, written, cached]) {
 function facts(step) {
   const list = element("dl", undefined, "facts");
   const add = (name, value) => list.append(element("dt", name), element("dd", value));
-  const characters = (start, end) => `characters ${number(start)} to ${number(end)}`;
   if (step.span) add("chunk", `${characters(step.span[0], step.span[1])}, ${number(step.span[2])} tokens`);
-  for (const [name, start, end] of step.sources) add("source", `${name}, ${characters(start, end)}`);
+  for (const each of step.sources) add("source", source(...each));
   add("tokens", tokens(step.tokens));
   add("time", `${step.seconds.toFixed(1)} s`);
   const outcome = `${step.outcome}${step.edited ? " by a person" : ""}${step.cut ? ", cut to its limit" : ""}`;

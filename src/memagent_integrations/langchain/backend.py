@@ -132,9 +132,7 @@ class ChatModelBackend(Backend):
 
     def _input(self, prompt: Prompt) -> LanguageModelInput:
         if len(prompt.messages) == 1 and all(isinstance(model, BaseLLM) for model in self._models):
-            return prompt.messages[
-                0
-            ].content  # a BaseLLM writes "Human:" before a message, which one text does not need
+            return prompt.messages[0].content  # a BaseLLM writes "Human:" before a message: one text needs none
         return [_MESSAGES[message.role](content=message.content) for message in prompt.messages]
 
     def _run(self, prompt: Prompt) -> RunnableConfig:

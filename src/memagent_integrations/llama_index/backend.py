@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, closing
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, LLMMetadata
@@ -187,22 +188,15 @@ class LLMBackend(Backend):
                         yield text
         yield call.reply.reply()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a pickle or a deep copy: without what cannot be pickled, as LlamaIndex's LLMs do."""
-        state = self.__dict__ | {"_loop": None, "_bound": None}
-        if not callable(self._tokenizer):
-            del state["_count"]  # made anew
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a pickle holds: as LlamaIndex's LLMs do, it leaves behind what cannot be pickled."""
+        args, options = self._arguments
         try:
-            pickle.dumps(self._callbacks)
+            pickle.dumps(options.get("callback_manager"))
         except Exception:
-            _log.warning("%s is copied without its callback manager, which cannot be pickled", type(self).__name__)
-            state["_callbacks"] = None
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state
-        if "_count" not in state:
-            self._count = _counter(self._tokenizer)
+            _log.warning("%s is pickled without its callback manager, which cannot be pickled", type(self).__name__)
+            options = options | {"callback_manager": None}
+        return partial(type(self), *args, **options), ()
 
     def _is_elsewhere(self) -> bool:
         """Return whether this is another event loop than the first: an SDK's async connections belong to that one."""

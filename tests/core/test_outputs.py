@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
+
+from memagent_integrations import BackendError, UsageError
+from memagent_integrations.outputs import Output
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Rent(BaseModel):
+    """When rent is due."""
+
+    day: int = Field(ge=1, le=31)
+    amount: float | None = None
+    colour: Colour = Colour.RED
+    notes: list[str] = []
+
+
+class Node(BaseModel):
+    name: str
+    children: list[Node] = []
+
+
+@dataclasses.dataclass
+class Due:
+    day: int
+
+
+class DueDict(TypedDict):
+    day: int
+
+
+SCHEMA: dict[str, Any] = {
+    "title": "Rent",
+    "type": "object",
+    "properties": {
+        "day": {"type": "integer"},
+        "colour": {"enum": ["red", "blue"]},
+        "tenants": {"type": "array", "items": {"$ref": "#/$defs/Tenant"}},
+        "note": {"type": ["string", "null"]},
+        "paid": {"anyOf": [{"type": "boolean"}, {"const": "unknown"}]},
+    },
+    "required": ["day"],
+    "additionalProperties": False,
+    "$defs": {"Tenant": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
+}
+
+
+def test_a_model_class_gives_its_schema_and_its_objects() -> None:
+    output = Output(Rent)
+    assert output.schema == Rent.model_json_schema()
+    assert output.parse('{"day": 3, "colour": "blue"}') == Rent(day=3, colour=Colour.BLUE)
+
+
+def test_a_class_that_refers_to_itself_has_a_schema() -> None:
+    assert Output(Node).parse('{"name": "a", "children": [{"name": "b"}]}').children[0].name == "b"
+    schema = Output(Node).schema
+    assert Output(schema).parse('{"name": "a"}') == {"name": "a"}
+    with pytest.raises(BackendError, match=r"children\[0\] lacks 'name'"):
+        Output(schema).parse('{"name": "a", "children": [{}]}')
+
+
+@pytest.mark.parametrize(("spec", "expected"), [(Due, Due(day=3)), (DueDict, {"day": 3})])
+def test_a_dataclass_and_a_typed_dict_are_as_good_as_a_model(spec: Any, expected: Any) -> None:
+    assert Output(spec).parse('{"day": 3}') == expected
+    with pytest.raises(BackendError, match="day"):
+        Output(spec).parse("{}")
+
+
+@pytest.mark.parametrize(
+    "text", ['{"day": 3}', ' {"day": 3.0}\n', '{"day": 3, "colour": "red", "tenants": [{"name": "Ann"}], "note": null}']
+)
+def test_a_schema_gives_the_dict_that_fits(text: str) -> None:
+    assert Output(SCHEMA).parse(text)["day"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "it is not JSON"),
+        ("on the 3rd", "it is not JSON"),
+        ('{"day": 3', "it is not JSON"),
+        ("[]", "the answer is no object"),
+        ("{}", "the answer lacks 'day'"),
+        ('{"day": "3"}', "the answer.day is no integer"),
+        ('{"day": true}', "the answer.day is no integer"),
+        ('{"day": 3.5}', "the answer.day is no integer"),
+        ('{"day": 3, "colour": "green"}', "the answer.colour is none of"),
+        ('{"day": 3, "tenants": [{"name": "Ann"}, {}]}', r"the answer.tenants\[1\] lacks 'name'"),
+        ('{"day": 3, "note": 4}', "the answer.note is no string or null"),
+        ('{"day": 3, "paid": "maybe"}', "the answer.paid is none of what it may be"),
+        ('{"day": 3, "month": 5}', "the answer has 'month', which the schema does not"),
+        ("[" * 100_000, "it is not JSON"),
+    ],
+)
+def test_an_answer_that_does_not_fit_a_schema_is_a_backend_error_that_names_the_place(text: str, problem: str) -> None:
+    with pytest.raises(BackendError, match=f"does not fit the schema of output: {problem}"):
+        Output(SCHEMA).parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("x", "JSON"), ('{"day": 32}', "day: Input should be less than"), ("{}", "day: Field required")],
+)
+def test_an_answer_that_does_not_fit_a_class_is_a_backend_error(text: str, problem: str) -> None:
+    with pytest.raises(BackendError, match=problem):
+        Output(Rent).parse(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (int, "a pydantic model class or a JSON Schema"),
+        (list[int], "a pydantic model class or a JSON Schema"),
+        ("Rent", "a pydantic model class or a JSON Schema"),
+        (Rent(day=3), "a pydantic model class or a JSON Schema"),
+        ({}, "the schema of an object"),
+        ({"type": "string"}, "the schema of an object"),
+        ({"type": "array", "items": {}}, "the schema of an object"),
+        ({"type": "object", "properties": ["day"]}, "the schema of an object"),
+        ({"$ref": "#/$defs/Missing"}, "the schema of an object"),
+        ({"$ref": "#"}, "the schema of an object"),
+        ({"type": "object", "properties": {"x": {1, 2}}}, "output has no JSON Schema"),
+    ],
+)
+def test_what_no_answer_can_be(spec: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Output(spec)
+
+
+class Anything(BaseModel):
+    kind: Literal["a", "b"]
+    number: int
+    share: float
+    text: str | None
+    flags: list[bool]
+    by_name: dict[str, int]
+    children: list[Anything]
+
+
+VALUES = st.deferred(
+    lambda: st.builds(
+        Anything,
+        kind=st.sampled_from(["a", "b"]),
+        number=st.integers(),
+        share=st.floats(allow_nan=False, allow_infinity=False),
+        text=st.none() | st.text(st.characters(exclude_categories=["Cs"])),
+        flags=st.lists(st.booleans()),
+        by_name=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers()),
+        children=st.lists(VALUES, max_size=2),
+    )
+)
+
+
+@given(VALUES)
+def test_whatever_fits_a_class_fits_its_schema(value: Anything) -> None:
+    assert Output(Anything.model_json_schema()).parse(value.model_dump_json()) == value.model_dump()

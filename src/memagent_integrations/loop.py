@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 
 from memagent_integrations.citations import Lineage
-from memagent_integrations.errors import BackendError, EmptyDocument, MemAgentError, UsageError
+from memagent_integrations.errors import BackendError, EmptyDocument, InUse, MemAgentError, UsageError
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import AnswerStream, PromptSet, opened_by_template
 from memagent_integrations.records import Budgets, Chunk, Event, Prompt, Reading, Reply, Step
@@ -219,6 +220,23 @@ def advance(turns: Turns, reply: Reply | Exception | None) -> Prompt | Reading:
         return reading
 
 
+def replayed(reading: Reading) -> Turns:
+    """Return a loop that gives the steps of a complete reading once more, with their recorded replies."""
+    steps: list[Step] = []
+    for step in reading.steps:
+        reply = replace(step.reply, recorded=True)
+        yield Prompt(
+            index=step.index,
+            phase=step.phase,
+            messages=(),
+            max_tokens=reading.budgets.output(step.phase),
+            after=_last(steps),
+            recorded=reply,
+        )
+        steps.append(replace(step, reply=reply))
+    return replace(reading, steps=tuple(steps))
+
+
 def exchange(prompt: Prompt) -> Generator[Prompt, Reply, Reply | MemAgentError]:
     """Yield a prompt to the driver, from a generator around a loop; return the reply, or the call's `MemAgentError`."""
     try:
@@ -343,27 +361,36 @@ def _batches(
 
 
 class AsyncChunks:
-    """Chunks of an async document for the loop, which is synchronous: each is fetched before the turn that needs it."""
+    """Chunks of an async document for the loop, which is synchronous: each is fetched before the turn that needs it.
 
-    def __init__(self, source: AsyncGenerator[Chunk]) -> None:
-        self._source = source
+    `more` is called with the chunks of the beginning, in a thread, until it returns False: these are fetched at once.
+    """
+
+    def __init__(self, source: AsyncGenerator[Chunk], more: Callable[[Chunk], bool] | None = None) -> None:
+        self._source, self._more = source, more
         self.aclose = source.aclose
-        self._next: Chunk | MemAgentError | None = None
+        self._fetched: deque[Chunk | MemAgentError | None] = deque()  # None is the end
 
     async def fetch(self) -> None:
         """Fetch the chunk that `next` will return, if there is one left."""
-        if self._next is None:
+        while not self._fetched or self._more:
             try:
-                self._next = await anext(self._source, None)
+                item = await anext(self._source, None)
+                more = self._more and item and await asyncio.to_thread(self._more, item)
             except MemAgentError as error:
-                self._next = error
+                item, more = error, False
+            self._fetched.append(item)
+            self._more = self._more if more else None
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
 
     def __next__(self) -> Chunk:
-        item, self._next = self._next, None
+        if not self._fetched:
+            raise InUse("the journal has changed while the document was fetched; read it again")
+        item = self._fetched.popleft()
         if item is None:
+            self._fetched.append(None)
             raise StopIteration
         if isinstance(item, MemAgentError):
             raise item

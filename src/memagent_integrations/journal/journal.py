@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,10 +17,8 @@ from typing import Any, Literal, NoReturn, Self
 
 from memagent_integrations.checks import check_int
 from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.journal.memories import NamedMemory, memory_with, names_of_memories
 from memagent_integrations.journal.recording import (
-    APPLICATION_ID,
-    SCHEMA,
-    VERSION,
     add_run,
     checked_name,
     now,
@@ -29,12 +27,13 @@ from memagent_integrations.journal.recording import (
     step_from_json,
     step_to_json,
 )
+from memagent_integrations.journal.schema import APPLICATION_ID, SCHEMA
 from memagent_integrations.journal.store import Store
 from memagent_integrations.loop import Turns
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets, Reading, Step
 
-__all__ = ["Journal", "Run", "State", "settings_of"]
+__all__ = ["Journal", "NamedMemory", "Run", "State", "settings_of"]
 
 State = Literal["unfinished", "reading", "pausing", "paused", "finished"]
 
@@ -85,7 +84,7 @@ class Journal:
     """
 
     def __init__(self, path: str | Path, *, readonly: bool = False) -> None:
-        self._store = Store(path, application_id=APPLICATION_ID, version=VERSION, schema=SCHEMA, readonly=readonly)
+        self._store = Store(path, application_id=APPLICATION_ID, schema=SCHEMA, readonly=readonly)
         self.path = self._store.path
 
     def runs(self) -> list[Run]:
@@ -127,6 +126,18 @@ class Journal:
             parent=parent,
             parent_step=parent_step,
         )
+
+    def memory(self, name: str) -> NamedMemory:
+        """Return the memory of a name, which readings carry on; it is empty until one has.
+
+        Raises:
+            UsageError: a memory cannot have this name.
+        """
+        return NamedMemory(self._store, checked_name(name, "memory"))
+
+    def memories(self) -> list[NamedMemory]:
+        """Return the named memories, in the order of their names."""
+        return [NamedMemory(self._store, name) for name in names_of_memories(self._store)]
 
     def reading(self, run: str, *, start: int = 0) -> Reading:
         """Return what is recorded of a run, from step `start` on; `error` is set if the run is not finished.
@@ -240,15 +251,22 @@ class Journal:
         """Remove a run and its steps. Its branches stay: each holds all of its own steps.
 
         Raises:
-            UsageError: there is no such run.
+            UsageError: there is no such run, or a named memory rests on it.
             JournalError: it is being read.
         """
         self.settings(run)
         with self._store.lock(run), self._store.writing():
+            if memory := memory_with(self._store, run):
+                raise UsageError(f"the memory {memory!r} rests on the run {run}; delete that memory first")
             self._store.write("DELETE FROM run WHERE name = ?", run)
 
     def recorded(
-        self, turns: Turns, settings: Mapping[str, Any], run: str | None = None, files: Sequence[str] = ()
+        self,
+        turns: Turns,
+        settings: Mapping[str, Any],
+        run: str | None = None,
+        files: Sequence[str] = (),
+        complete: Callable[[str, Reading], None] | None = None,
     ) -> Turns:
         """Return the loop `turns` with recorded replies in place of calls, and with its other steps recorded.
 
@@ -262,8 +280,9 @@ class Journal:
                 the same reading finds its record again; a document that continues differently gets a run of
                 its own, which begins with the steps that both have in common.
             files: the files of the document, recorded so that the run can be resumed without naming them.
+            complete: called with the run's name and the reading, when it has an answer.
         """
-        return recorded(turns, self._store, settings, run, files)
+        return recorded(turns, self._store, settings, run, files, complete)
 
     def _unfinished(self, run: str) -> str:
         if self._store.is_locked(run):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -20,27 +20,6 @@ from memagent_integrations.loop import Turns, advance, exchange, step_made
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets, Prompt, Reading, Reply, Step
 
-APPLICATION_ID = 0x4D454D41  # "MEMA", in the header of the file
-VERSION = 2
-SCHEMA = """
-CREATE TABLE run (
-    name TEXT PRIMARY KEY,
-    settings TEXT NOT NULL,
-    files TEXT NOT NULL,
-    parent TEXT,
-    parent_step INTEGER,
-    created TEXT NOT NULL,
-    paused TEXT
-);
-CREATE TABLE step (
-    run TEXT NOT NULL REFERENCES run (name) ON DELETE CASCADE,
-    number INTEGER NOT NULL,
-    phase TEXT NOT NULL,
-    prompt TEXT NOT NULL,
-    step TEXT NOT NULL,
-    PRIMARY KEY (run, number)
-) WITHOUT ROWID
-"""
 _STEP = TypeAdapter(Step)
 
 
@@ -73,7 +52,14 @@ def settings_of(
     return settings | ({"output": dict(schema)} if schema else {}) | ({"memory": memory} if memory else {})
 
 
-def recorded(turns: Turns, store: Store, settings: Mapping[str, Any], run: str | None, files: Sequence[str]) -> Turns:
+def recorded(
+    turns: Turns,
+    store: Store,
+    settings: Mapping[str, Any],
+    run: str | None,
+    files: Sequence[str],
+    complete: Callable[[str, Reading], None] | None,
+) -> Turns:
     """Return the loop `turns`, recorded as `Journal.recorded` says."""
     with closing(turns):
         state = advance(turns, None)
@@ -81,9 +67,16 @@ def recorded(turns: Turns, store: Store, settings: Mapping[str, Any], run: str |
             return state
         try:
             with ExitStack() as locks:
-                return (yield from _Recording(turns, store, settings, run, files, locks).turns(state))
+                recording = _Recording(turns, store, settings, run, files, locks)
+                reading = yield from recording.turns(state)
         except (JournalError, UsageError) as error:
             return _ended(turns, error)
+        try:
+            if complete and not reading.error:
+                complete(recording.run, reading)
+        except MemAgentError as error:
+            return reading.failed(error)
+        return reading
 
 
 class _Recording:
@@ -91,8 +84,10 @@ class _Recording:
 
     An automatic name is a digest, with a number behind it where several documents begin alike. While every
     reply comes from the journal, no run is chosen yet: any run that has recorded all prompts so far may turn
-    out to be the right one.
+    out to be the right one. `run` is its name, once the loop has ended.
     """
+
+    run = ""
 
     def __init__(
         self,
@@ -122,6 +117,7 @@ class _Recording:
                 if not any(candidates.values()):  # a call has to be made: from here on nobody else may write to the run
                     run = self._claim(base, names, state)
             state = yield from self._turn(state, fingerprint, run)
+        self.run = run or str(self._last)
         return state
 
     def _candidates(self, first: Prompt) -> tuple[list[str], str]:
@@ -242,15 +238,15 @@ def add_run(
     store.write("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
 
 
-def checked_name(run: Any) -> str:
-    """Return the name of a run, unchanged.
+def checked_name(name: Any, of: str = "run") -> str:
+    """Return the name of a run, or of something else, unchanged.
 
     Raises:
-        UsageError: a run cannot have this name.
+        UsageError: it cannot have this name.
     """
-    if not isinstance(run, str) or not 1 <= len(run) <= 200 or not run.isprintable():
-        raise UsageError(f"a run's name has 1 to 200 printable characters, {str(run)[:40]!r} does not")
-    return run
+    if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
+        raise UsageError(f"a {of}'s name has 1 to 200 printable characters, {str(name)[:40]!r} does not")
+    return name
 
 
 def now() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,15 @@ class Store:
     Args:
         path: the file.
         application_id: the number in the file's header that says which program the file belongs to.
-        version: the number in the file's header that says which format its tables have.
-        schema: the SQL that creates those tables.
+        schema: the SQL that makes the tables of each format out of the one before, by the number of the format, which
+            is in the file's header. A file of an older one is brought up to date; with `readonly` it stays as it is.
         readonly: only read the file; then nothing has to be writable, not even its folder.
 
     Raises:
         JournalError: the file cannot be opened or written, is damaged, or belongs to another program.
     """
 
-    def __init__(self, path: str | Path, *, application_id: int, version: int, schema: str, readonly: bool) -> None:
+    def __init__(self, path: str | Path, *, application_id: int, schema: Mapping[int, str], readonly: bool) -> None:
         if not isinstance(path, str | Path):
             raise UsageError(f"the journal has to be a file's name, not {type(path).__name__}")
         self._lock, self._readonly = threading.RLock(), readonly
@@ -42,7 +42,7 @@ class Store:
             )
         try:
             with self.errors():
-                self._prepare(application_id, version, schema)
+                self._prepare(application_id, schema)
                 self._file = self._file_id()
         except BaseException:
             self._database.close()
@@ -76,25 +76,27 @@ class Store:
                 raise
 
     @contextmanager
-    def lock(self, name: str, *, timeout: float = 0.2) -> Iterator[str]:
+    def lock(self, name: str, *, timeout: float = 0.2, what: str | None = None) -> Iterator[str]:
         """Hold the lock of a name, which no other thread or process can hold at the same time.
 
-        `timeout` is the number of seconds to wait for it; `is_locked` may hold it for a moment.
+        `timeout` is the number of seconds to wait for it; `is_locked` may hold it for a moment. `what` is locked, as an
+        error names it; default: the run of that name.
 
         Raises:
             InUse: the lock is not free within `timeout`.
             JournalError: the lock file cannot be created.
         """
         file = self._lock_file(name)
+        what = what or f"run {name}"
         busy = InUse(
-            f"run {name} is being read already, here or in another process; wait for it, or read under another name"
+            f"{what} is being read already, here or in another process; wait for it, or read under another name"
         )
         with ExitStack() as stack:
             try:
                 file.parent.mkdir(exist_ok=True)
                 stack.enter_context(files.lock(file, busy, timeout=timeout, remove=True))
             except OSError as error:
-                raise JournalError(f"cannot lock {name} in {file.parent}: {files.reason(error)}") from error
+                raise JournalError(f"cannot lock {what} in {file.parent}: {files.reason(error)}") from error
             yield name
 
     def is_locked(self, name: str) -> bool:
@@ -138,32 +140,35 @@ class Store:
         except (sqlite3.Error, sqlite3.Warning, OSError, ValueError, LookupError, TypeError, OverflowError) as error:
             raise JournalError(f"the journal {str(path)!r} cannot be used: {type(error).__name__}: {error}") from error
 
-    def _prepare(self, application_id: int, version: int, schema: str) -> None:
-        """Check the header, and create the tables of a new file."""
+    def _prepare(self, application_id: int, schema: Mapping[int, str]) -> None:
+        """Check the header, and create the tables that the file lacks."""
         self._database.execute("PRAGMA foreign_keys = ON")
         tables = self._value("SELECT count(*) FROM sqlite_master")
-        header_id = self._value("PRAGMA application_id")
+        header_id, version = self._value("PRAGMA application_id"), max(schema)
         if (tables or header_id) and header_id != application_id:
             raise JournalError(f"{self.path} is a database of another program; give a file of its own")
         if self._readonly and not header_id:
             raise JournalError(f"{self.path} is no journal")
-        if header_id and (format_number := self._value("PRAGMA user_version")) != version:
+        self.version = self._value("PRAGMA user_version")
+        if header_id and self.version not in schema:
             raise JournalError(
-                f"{self.path} was written by another version of this package (format {format_number}, here {version}); "
+                f"{self.path} was written by another version of this package (format {self.version}, here {version}); "
                 "use that version"
             )
         if self._readonly:
             return
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
-        if not header_id:
+        if self.version != version:
             self._file = self._file_id()
             with self.writing():
-                if not self._value("SELECT count(*) FROM sqlite_master"):  # another process may have been first
-                    for statement in schema.split(";"):
+                before = self._value("PRAGMA user_version")  # another process may have been first
+                for statements in (schema[number] for number in sorted(schema) if number > before):
+                    for statement in statements.split(";"):
                         self._database.execute(statement)
-                    self._database.execute(f"PRAGMA application_id = {application_id}")
-                    self._database.execute(f"PRAGMA user_version = {version}")
+                self._database.execute(f"PRAGMA application_id = {application_id}")
+                self._database.execute(f"PRAGMA user_version = {version}")
+            self.version = version
 
     def _value(self, query: str) -> int:
         (value,) = self._database.execute(query).fetchone()

@@ -15,7 +15,7 @@ from typing import Any
 
 from memagent_integrations.documents import is_async
 from memagent_integrations.errors import MemAgentError, UsageError
-from memagent_integrations.journal import Journal
+from memagent_integrations.journal import Journal, NamedMemory
 from memagent_integrations.loop import Turns, adrive, drive, drive_batch
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import Chunk, Event, Reading, Step
@@ -23,10 +23,12 @@ from memagent_integrations.records import Chunk, Event, Reading, Step
 Progress = Callable[[Step], None]
 AsyncProgress = Callable[[Step], Awaitable[None] | None]
 ManyProgress = Callable[[int, Step], None]
-Job = tuple[str, Any] | tuple[str, Any, str]
+Memory = str | NamedMemory
+"""What a reading starts from."""
+Job = tuple[str, Any] | tuple[str, Any, Memory]
 """A question and the document to read for it; the memory to start from, if there is one."""
-WholeJob = tuple[str, Any, str]
-Start = Callable[[str, Iterable[Chunk], Any, str], Turns]
+WholeJob = tuple[str, Any, Memory]
+Start = Callable[[str, Iterable[Chunk], Any, Memory], Turns]
 """Makes the loop of a reading from the question, the chunks, the document and the memory to start from."""
 
 
@@ -53,6 +55,11 @@ class UniqueJobs:
             raise UsageError(
                 f"the jobs have to be (question, document), or with a memory as a third ({error})"
             ) from error
+        names = Counter(memory for _, _, memory in self.jobs if isinstance(memory, NamedMemory))
+        if twice := [memory.name for memory, number in names.items() if number > 1]:
+            raise UsageError(
+                f"the memory {twice[0]!r} is in several jobs, which run side by side; read them one after the other"
+            )
 
     def spread(self, readings: Sequence[Reading]) -> list[Reading]:
         """Return a reading for each of all jobs, from those of the unique ones."""

@@ -14,8 +14,8 @@ from memagent_integrations.backends import KINDS, Backend, embedded
 from memagent_integrations.calls import Calls, Limits, limited
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.documents import file_paths, is_one_shot
-from memagent_integrations.errors import MemAgentError, UsageError
-from memagent_integrations.journal import Journal
+from memagent_integrations.errors import UsageError
+from memagent_integrations.journal import Journal, NamedMemory
 from memagent_integrations.loop import AsyncCall, Turns, adrive, drive
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
@@ -23,6 +23,7 @@ from memagent_integrations.reader.many import (
     AsyncProgress,
     Job,
     ManyProgress,
+    Memory,
     Progress,
     UniqueJobs,
     afinish,
@@ -33,6 +34,7 @@ from memagent_integrations.reader.many import (
 )
 from memagent_integrations.reader.model import Model
 from memagent_integrations.reader.position import Position, loaded_document
+from memagent_integrations.reader.recorded import recorded_turns
 from memagent_integrations.reader.setup import TWO_LAYOUTS, load_setup, names_policy
 from memagent_integrations.reader.unanswered import Unanswered
 from memagent_integrations.records import Budgets, Chunk, Event, Layout, Plan, Reading
@@ -189,19 +191,21 @@ class Reader:
         question: str,
         document: Any,
         *,
-        memory: str = "",
+        memory: Memory = "",
         progress: Progress | None = None,
         run: str | None = None,
     ) -> Reading:
         """Read a document (see `documents.pieces` for what may be one) and answer the question.
 
         `memory` is the memory to start from: with the `memory` of a reading, this one carries on what that one noted.
+        With a `NamedMemory` of the reader's journal, this reading carries on all that were read with that name.
         `progress` is called with each step when it is done. `run` names the reading in the journal: the run of
         that name is continued (from its own memory if none is given), or begun. By default the name follows from the
         question, the settings, the memory to start from and the document's beginning.
 
         Raises:
-            UsageError: empty question or document, a document that is not text, a memory beyond its budget.
+            UsageError: empty question or document, a document that is not text, a memory beyond its budget, or one that
+                another journal keeps.
             ContextOverflow: the budgets do not fit the window, found before the first call.
             BackendError: the model failed; `error.reading` holds the steps until then.
             JournalMismatch: the document or the settings are not those of the run.
@@ -212,7 +216,13 @@ class Reader:
         return raise_for_error(finish(reader._setup, turns, progress))
 
     def stream(
-        self, question: str, document: Any, *, memory: str = "", whole: bool = False, run: str | None = None
+        self,
+        question: str,
+        document: Any,
+        *,
+        memory: Memory = "",
+        whole: bool = False,
+        run: str | None = None,
     ) -> Iterator[Event]:
         """`read`, with what happens on the way: yield each `Step`, the answer in pieces of text, the `Reading` last.
 
@@ -231,7 +241,7 @@ class Reader:
         question: str,
         document: Any,
         *,
-        memory: str = "",
+        memory: Memory = "",
         progress: AsyncProgress | None = None,
         run: str | None = None,
     ) -> Reading:
@@ -241,7 +251,13 @@ class Reader:
         return raise_for_error(await afinish(events, progress))
 
     async def astream(
-        self, question: str, document: Any, *, memory: str = "", whole: bool = False, run: str | None = None
+        self,
+        question: str,
+        document: Any,
+        *,
+        memory: Memory = "",
+        whole: bool = False,
+        run: str | None = None,
     ) -> AsyncGenerator[Event]:
         """`stream`, async; the document may be an async iterator."""
         reader = self._for_reading()
@@ -255,7 +271,7 @@ class Reader:
         question: str,
         document: Any,
         *,
-        memory: str = "",
+        memory: Memory = "",
         progress: Progress | None = None,
         run: str | None = None,
     ) -> Unanswered:
@@ -277,7 +293,7 @@ class Reader:
         question: str,
         document: Any,
         *,
-        memory: str = "",
+        memory: Memory = "",
         progress: AsyncProgress | None = None,
         run: str | None = None,
     ) -> Unanswered:
@@ -500,33 +516,30 @@ class Reader:
         reader._setup = setup
         return reader
 
-    def _checked_chunks(self, question: str, document: Any, memory: str = "") -> Iterator[Chunk]:
+    def _checked_chunks(self, question: str, document: Any, memory: Memory = "") -> Iterator[Chunk]:
         return self._setup.checked_chunks(question, self.chunks(document), memory)
 
     def _turns(
-        self, question: str, source: Iterable[Chunk], document: Any, memory: str = "", run: str | None = None
+        self,
+        question: str,
+        source: Iterable[Chunk],
+        document: Any,
+        memory: Memory = "",
+        run: str | None = None,
     ) -> Turns:
         """Return the loop of a whole reading, which the journal records."""
-        if not isinstance(memory, str):
-            raise UsageError(f"the memory has to be text, not {type(memory).__name__}")
+        if not isinstance(memory, str | NamedMemory):
+            raise UsageError(f"the memory has to be text or a journal's NamedMemory, not {type(memory).__name__}")
         if self.journal:
-            turns = self._recorded(self.journal, question, source, document, memory, run)
+            files = file_paths(document)
+            turns = recorded_turns(self._setup, self.journal, question, source, files, memory, run)
         elif run is not None:
             raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
+        elif isinstance(memory, NamedMemory):
+            raise UsageError("a named memory is kept in its journal; give the reader that journal (journal=...)")
         else:
             turns = self._setup.loop(question, source, memory=memory)
         return self._watched(turns)
-
-    def _recorded(
-        self, journal: Journal, question: str, source: Iterable[Chunk], document: Any, memory: str, run: str | None
-    ) -> Turns:
-        """Record the loop of a reading. A run that is continued starts from its own memory, if no other is given."""
-        try:
-            memory = memory or (journal.starting_memory(run) if run is not None else "")
-        except MemAgentError as error:
-            return (yield from self._setup.loop(question, _failing(error)))
-        turns = self._setup.loop(question, source, memory=memory)
-        return (yield from journal.recorded(turns, self._setup.settings(question, memory), run, file_paths(document)))
 
     def _part(self, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
         """Return the loop of a part: updates of the memory, or without a source the answer."""
@@ -540,7 +553,7 @@ class Reader:
         self,
         question: str,
         document: Any,
-        memory: str,
+        memory: Memory,
         call: AsyncCall,
         run: str | None,
         prompts: PromptSet | None = None,
@@ -553,9 +566,3 @@ class Reader:
 def _options_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a backend that a journal records; of `extra_body` it has only a digest."""
     return {name: value for name, value in drop_none(**identity).items() if name != "extra_body"}
-
-
-def _failing(error: MemAgentError) -> Iterator[Chunk]:
-    """Return a document that cannot be read, so that the loop ends with the error."""
-    raise error
-    yield

@@ -17,7 +17,7 @@ from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.chunking import Chunker, achunks, chunks
 from memagent_integrations.documents import apieces, is_async, pieces
 from memagent_integrations.errors import ContextOverflow, EmptyDocument, MemAgentError, QuestionError, UsageError
-from memagent_integrations.journal import settings_of
+from memagent_integrations.journal import NamedMemory, settings_of
 from memagent_integrations.loop import AsyncChunks, Turns, reading_loop
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
@@ -158,23 +158,32 @@ class Setup:
         source = iter((self._checked_chunk(document),)) if isinstance(document, Chunk) else self._cut(document)
         return (chunk for chunk in source if not chunk.text.isspace())
 
-    def checked_chunks(self, question: str, source: Iterable[Chunk], memory: str = "") -> Iterator[Chunk]:
-        """Yield the chunks once question and memory are checked: the loop meets bad ones as it meets a bad document."""
-        self.check(question)
-        self.checked_memory(memory)
+    def checked_chunks(self, question: str, source: Iterable[Chunk], memory: str | NamedMemory = "") -> Iterator[Chunk]:
+        """Yield the chunks once question and memory are checked: the loop meets bad ones as it meets a bad document.
+
+        What a named memory holds is checked when the loop starts from it.
+        """
+        self._check_start(question, memory)
         yield from source
 
-    def async_chunks(self, question: str, document: Any, memory: str = "") -> AsyncChunks | None:
+    def async_chunks(self, question: str, document: Any, memory: str | NamedMemory = "") -> AsyncChunks | None:
         """Return the chunks of an async document, for the loop; None if the document is not async."""
-        return AsyncChunks(self._achecked_chunks(question, document, memory)) if is_async(document) else None
+        if not is_async(document):
+            return None
+        more = memory.search(question).more if isinstance(memory, NamedMemory) else None
+        return AsyncChunks(self._achecked_chunks(question, document, memory), more)
 
-    async def _achecked_chunks(self, question: str, document: Any, memory: str) -> AsyncGenerator[Chunk]:
+    async def _achecked_chunks(self, question: str, document: Any, memory: str | NamedMemory) -> AsyncGenerator[Chunk]:
         async with aclosing(achunks(apieces(document), self._chunker())) as source:
-            await asyncio.to_thread(self.check, question)
-            await asyncio.to_thread(self.checked_memory, memory)
+            await asyncio.to_thread(self._check_start, question, memory)
             async for chunk in source:
                 if not chunk.text.isspace():
                     yield chunk
+
+    def _check_start(self, question: str, memory: str | NamedMemory) -> None:
+        self.check(question)
+        if isinstance(memory, str):
+            self.checked_memory(memory)
 
     def loop(self, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
         """Return the reading loop over these chunks; `part` are more arguments of `reading_loop`."""

@@ -1,0 +1,86 @@
+"""The loop of a reading that a journal records: with a run of its own name, or with a named memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain
+
+from memagent_integrations.errors import JournalError, MemAgentError, UsageError
+from memagent_integrations.journal import Journal, NamedMemory
+from memagent_integrations.journal.memories import Search
+from memagent_integrations.loop import Turns, replayed
+from memagent_integrations.reader.setup import Setup
+from memagent_integrations.records import Chunk
+
+
+def recorded_turns(
+    setup: Setup,
+    journal: Journal,
+    question: str,
+    source: Iterable[Chunk],
+    files: Sequence[str],
+    memory: str | NamedMemory,
+    run: str | None,
+) -> Turns:
+    """Return the loop of a reading, recorded. A run that is continued starts from its own memory if none is given."""
+    if isinstance(memory, NamedMemory):
+        return (yield from _carried(setup, journal, question, source, files, memory, run))
+    try:
+        memory = memory or (journal.starting_memory(run) if run is not None else "")
+    except MemAgentError as error:
+        return (yield from setup.loop(question, _failing(error)))
+    turns = setup.loop(question, source, memory=memory)
+    return (yield from journal.recorded(turns, setup.settings(question, memory), run, files))
+
+
+def _carried(
+    setup: Setup,
+    journal: Journal,
+    question: str,
+    source: Iterable[Chunk],
+    files: Sequence[str],
+    memory: NamedMemory,
+    run: str | None,
+) -> Turns:
+    """Carry a named memory on, or give again what was read with it; nobody else reads with it meanwhile."""
+    with ExitStack() as locked:
+        try:
+            if memory.journal_path != journal.path:
+                raise UsageError(f"the memory {memory.name!r} is in another journal, {memory.journal_path}")
+            if run is not None:
+                raise UsageError("a named memory finds its runs by the document; give run or a named memory, not both")
+            locked.enter_context(memory.lock())
+            search = memory.search(question)
+            source, known = _compared(source, search)
+            if known:
+                return (yield from replayed(journal.reading(known)))
+            start = setup.checked_memory(memory.text)
+        except MemAgentError as error:
+            return (yield from setup.loop(question, _failing(error)))
+        turns = setup.loop(question, source, memory=start)
+        settings = setup.settings(question, start)
+        return (yield from journal.recorded(turns, settings, files=files, complete=search.leave))
+
+
+def _compared(source: Iterable[Chunk], search: Search) -> tuple[Iterator[Chunk], str | None]:
+    """Return the chunks, and the run that has read them if there is one."""
+    taken, rest = list[Chunk](), iter(source)
+    try:
+        for chunk in rest:
+            taken.append(chunk)
+            if not search.more(chunk):
+                break
+        else:
+            return iter(taken), search.run()
+    except JournalError:
+        raise
+    except MemAgentError as error:  # of the document: for the loop, in its place
+        rest = _failing(error)
+    return chain(taken, search.rest(rest)), None
+
+
+def _failing(error: MemAgentError) -> Iterator[Chunk]:
+    """Return a document that cannot be read, so that the loop ends with the error."""
+    raise error
+    yield

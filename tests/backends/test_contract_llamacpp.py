@@ -3,11 +3,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.contract import BackendContract, ask
+from helpers.tiny_gguf import make_folder, make_gguf
 
 from memagent_integrations import Backend, BackendError, UsageError, load_backend
 from memagent_integrations.backends.llamacpp import LlamaCppBackend
@@ -66,6 +68,19 @@ sent.wait()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_chat_template_that_refuses_the_messages_is_a_usage_error(tmp_path: Path) -> None:
+    refusal = (
+        "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Conversation roles must alternate') }}{% endif %}{{ m['content'] }}{% endfor %}"
+    )
+    file = make_gguf(make_folder(tmp_path / "model", "llama", template=refusal), tmp_path / "model.gguf")
+    one = ask("Who?", max_tokens=2)
+    with load_backend(f"llamacpp:{file}", window=256) as backend:
+        assert backend.complete(one).usage.completion_tokens
+        with pytest.raises(UsageError, match=r"use prompts of one text, or without that role[\s\S]*must alternate"):
+            backend.complete(replace(one, messages=one.messages * 2))
 
 
 @pytest.mark.parametrize(

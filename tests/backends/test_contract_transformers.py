@@ -127,7 +127,7 @@ def test_what_the_template_is_told(load: Load, tmp_path: Path) -> None:
     folder = make_model(tmp_path, template=refusal + TEMPLATE + "{% if brief %} brief{% endif %}")
     long = load(folder, chat_template_kwargs={"brief": True})
     assert long.template_tokens > load(folder).template_tokens
-    with pytest.raises(UsageError, match="no system message"):
+    with pytest.raises(UsageError, match="no system message; use prompts of one text, or without that role"):
         long.complete(Prompt(index=0, phase="answer", messages=(Message(role="system", content="a"),), max_tokens=2))
 
 

@@ -17,9 +17,9 @@ __all__ = ["WINDOW", "gguf", "make_folder", "make_gguf", "torch", "transformers"
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 
 
-def make_folder(folder: Path, kind: str, **settings: Any) -> Path:
+def make_folder(folder: Path, kind: str, *, template: str = TEMPLATE, **settings: Any) -> Path:
     """Save a model with two key heads for four query heads, wide enough that its greedy text varies."""
-    tokenizer = make_tokenizer(TEMPLATE)
+    tokenizer = make_tokenizer(template)
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
@@ -86,4 +86,4 @@ def add_tokenizer(writer: Any, folder: Path) -> None:
     writer.add_bos_token_id(special["<|im_start|>"])
     writer.add_eos_token_id(special["<|im_end|>"])
     writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template((folder / "chat_template.jinja").read_text(encoding="utf-8"))

@@ -76,7 +76,10 @@ class ChatTokenizer:
             )
             return list(ids)
         except Exception as error:  # a template is a program, it may raise anything
-            raise UsageError(f"the model's chat template refuses the messages: {one_line(error)}") from error
+            raise UsageError(
+                f"the model's chat template refuses the messages: {one_line(error)}; "
+                "use prompts of one text, or without that role"
+            ) from error
 
 
 class BatchBackend(Backend):

@@ -12,8 +12,9 @@ import logging
 import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
+from inspect import isawaitable
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -35,6 +36,11 @@ _BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with the one of UTF-16
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_ASYNC_LOADERS = {  # the async method of a loader, and the sync ones that it may have besides
+    "alazy_load": ("lazy_load", "load"),
+    "alazy_load_data": ("lazy_load_data", "load_data"),
+}
+_READ_ASYNC = "read it with aread, astream or aread_many; in LangChain with ainvoke or astream"
 _BINARY_FORMATS = (
     (b"%PDF-", "a PDF"),
     (b"PK\x03\x04", "a ZIP, DOCX or EPUB archive"),
@@ -57,10 +63,10 @@ def pieces(document: Any) -> Iterator[Piece]:
     """Yield the text of a document, piece by piece and lazily.
 
     `document` is a `str` (text, never a file name), a `Path` (UTF-8, or UTF-16 or UTF-32 with a byte order mark), a
-    LangChain `Document`, a LlamaIndex node, a loader with `lazy_load` or `lazy_load_data`, or an iterable of any of
-    these. Strings that follow one another in an iterable are one document and are joined unchanged (lines of an open
-    file, tokens of a stream); whole documents are separated by a blank line. A sequence of scored nodes is put back
-    into document order first.
+    LangChain `Document` or `Blob`, a LlamaIndex node, a loader (`lazy_load`, `lazy_load_data`, `yield_blobs`), or an
+    iterable of any of these. Strings that follow one another in an iterable are one document and are joined unchanged
+    (lines of an open file, tokens of a stream); whole documents are separated by a blank line. A sequence of scored
+    nodes is put back into document order first.
 
     Raises:
         UsageError: an object is no document, a file is not text, or the caller's own iterator raised an error (which
@@ -75,16 +81,34 @@ def pieces(document: Any) -> Iterator[Piece]:
     yield from _Joiner().pieces(document)
 
 
-async def apieces(document: AsyncIterable[Any]) -> AsyncGenerator[Piece]:
-    """Yield the text of an async iterable as `pieces` does. An async generator is closed at the end."""
+async def apieces(document: Any) -> AsyncGenerator[Piece]:
+    """Yield the text of an async document as `pieces` does. An async generator is closed at the end.
+
+    An async document is an async iterable, a loader that loads only async (`alazy_load`, `alazy_load_data`), or a list
+    that has one of these in it.
+    """
     joiner = _Joiner()
-    source = aiter(document)
+    async with aclosing(_aflatten(document)) as items:
+        async for item in items:
+            item_pieces = joiner.pieces(item)
+            async for piece in in_threads(item_pieces) if _is_slow(item) else _as_async(item_pieces):
+                yield piece
+
+
+async def _aflatten(document: Any) -> AsyncGenerator[Any]:
+    """Yield the sync documents that an async one consists of."""
+    if isinstance(document, list | tuple):
+        for item in document:
+            async for part in _aflatten(item) if is_async(item) else _as_async((item,)):
+                yield part
+        return
+    with _reading_errors():
+        source = await _aloaded(document) if loads_only_async(document) else aiter(document)
     try:
         with _UNFINISHED.reading(document) if isinstance(document, AsyncIterator) else nullcontext():
             async for item in _with_reading_errors(source):
-                item_pieces = joiner.pieces(item)
-                async for piece in in_threads(item_pieces) if _is_slow(item) else _as_async(item_pieces):
-                    yield piece
+                async for part in _aflatten(item) if is_async(item) else _as_async((item,)):
+                    yield part
     finally:
         if isinstance(source, AsyncGenerator):
             await source.aclose()
@@ -96,7 +120,7 @@ async def in_threads(items: Iterator[Item]) -> AsyncGenerator[Item]:
         yield item
 
 
-async def _as_async(items: Iterator[Item]) -> AsyncGenerator[Item]:
+async def _as_async(items: Iterable[Item]) -> AsyncGenerator[Item]:
     for item in items:
         yield item
 
@@ -109,7 +133,9 @@ def file_paths(document: Any) -> list[str]:
 
 def is_async(document: Any) -> bool:
     """Return whether the document needs `apieces`."""
-    return isinstance(document, AsyncIterable)
+    if isinstance(document, list | tuple):
+        return any(map(is_async, document))
+    return isinstance(document, AsyncIterable) or loads_only_async(document)
 
 
 def is_one_shot(document: Any) -> bool:
@@ -216,7 +242,7 @@ def _flatten(document: Any) -> Iterator[Any]:
         for item in _in_document_order(document):
             yield from _flatten(item)
     elif isinstance(document, AsyncIterable):
-        raise UsageError("the document is an async iterator; read it with aread, astream or aread_many")
+        raise UsageError(f"the document is an async iterator; {_READ_ASYNC}")
     else:
         raise UsageError(
             f"{type(document).__name__} is not a document; "
@@ -225,8 +251,15 @@ def _flatten(document: Any) -> Iterator[Any]:
 
 
 def loaded(loader: Any) -> Iterable[Any] | None:
-    """Return the documents of a LangChain or LlamaIndex loader, lazily if it can; None if it is not a loader."""
-    load = getattr(loader, "lazy_load", None) or getattr(loader, "lazy_load_data", None)
+    """Return the documents of a LangChain or LlamaIndex loader, lazily if it can; None if it is not a loader.
+
+    Raises:
+        UsageError: it loads only async.
+    """
+    if loads_only_async(loader):
+        raise UsageError(f"{type(loader).__name__} loads only async; {_READ_ASYNC}")
+    names = ("lazy_load", "lazy_load_data", "yield_blobs")
+    load = next((getattr(loader, name) for name in names if hasattr(loader, name)), None)
     if not callable(load):
         return None
     try:
@@ -234,6 +267,24 @@ def loaded(loader: Any) -> Iterable[Any] | None:
     except NotImplementedError:  # a LlamaIndex reader that does not implement the lazy method
         items = loader.load_data()
     return items
+
+
+def loads_only_async(loader: Any) -> bool:
+    """Return whether this is a loader whose only method of its own is the async one."""
+    names = next((names for name, names in _ASYNC_LOADERS.items() if _has_own(loader, name)), None)
+    return names is not None and not any(_has_own(loader, name) for name in names)
+
+
+async def _aloaded(loader: Any) -> AsyncIterator[Any]:
+    items = next(getattr(loader, name) for name in _ASYNC_LOADERS if _has_own(loader, name))()
+    items = await items if isawaitable(items) else items
+    return aiter(items) if isinstance(items, AsyncIterable) else _as_async(items)
+
+
+def _has_own(loader: Any, name: str) -> bool:
+    """Return whether a loader has a method that is not its framework's, which would call another one or raise."""
+    method = getattr(loader, name, None)
+    return callable(method) and not str(getattr(method, "__qualname__", "")).startswith(("BaseLoader.", "BaseReader."))
 
 
 def _is_name_of_file(text: str) -> bool:
@@ -261,7 +312,11 @@ async def _with_reading_errors(source: AsyncIterator[Any]) -> AsyncIterator[Any]
 
 
 def _is_document(item: Any) -> bool:
-    return hasattr(item, "page_content") or hasattr(item, "get_content") or _is_scored(item)
+    return any(hasattr(item, name) for name in ("page_content", "get_content")) or _is_scored(item) or _is_blob(item)
+
+
+def _is_blob(item: Any) -> bool:
+    return hasattr(item, "as_string") and hasattr(item, "as_bytes_io")
 
 
 def _is_scored(item: Any) -> bool:
@@ -304,6 +359,8 @@ def _from_object(item: Any, number: int) -> Piece:
         page = metadata.get("page", metadata.get("page_label"))
         text, start = item.page_content, metadata.get("start_index")
         name = name if page is None else f"{name}#page={page}"
+    elif _is_blob(item):
+        text, name, start = item.as_string(), str(item.source or f"document-{number}"), 0
     else:
         text, (name, start) = item.get_content(), node_position(item)
         name = name or f"document-{number}"

@@ -222,7 +222,8 @@ def test_kinds() -> None:
     assert not is_one_shot(["a"])
     assert not is_one_shot("a")
     assert not is_async("a")
-    assert not is_async(Loader("alazy_load", []))
+    assert is_async(Loader("alazy_load", []))
+    assert not is_async(Loader("lazy_load", []))
 
 
 @pytest.mark.parametrize(

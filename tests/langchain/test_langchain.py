@@ -148,7 +148,7 @@ async def test_pieces_are_put_together(pieces: list[Any], seen: str) -> None:
     [
         ([Document("d0"), Document("d1")], "bind the question"),
         (["some ", "text"], "bind the question"),
-        ([{"question": AIMessageChunk("Why?")}, {"context": "x"}], "bind the question"),
+        ([{"question": 7}, {"question": 8}, {"context": "x"}], "2 values for the question"),
         ([{"question": "a", "context": "x"}, {"question": "b", "context": "y"}], "more than one question"),
         ([{"question": "a"}], "no context"),
         ([], "no context"),
@@ -190,11 +190,12 @@ class AsyncEvents(AsyncCallbackHandler):
 
 async def test_what_stands_for_a_context_in_a_trace() -> None:
     async def elided(context: Any) -> Any:
-        return (await traced(reader(), "invoke", {"question": "q", "context": context, "more": DOCUMENT})).inputs
+        return (await traced(reader(), "invoke", {"question": "q", "context": context, "memory": DOCUMENT})).inputs
 
-    assert await elided([Document("a"), Document("b")]) == {"question": "q", "context": "<list of 2>"}
-    assert await elided(iter(["a"])) == {"question": "q", "context": "<list_iterator>"}
-    assert await elided(Blob.from_data("b")) == {"question": "q", "context": "<Blob>"}
+    rest = {"question": "q", "memory": "<3,100 characters>"}
+    assert await elided([Document("a"), Document("b")]) == {"context": "<list of 2>"} | rest
+    assert await elided(iter(["a"])) == {"context": "<list_iterator>"} | rest
+    assert await elided(Blob.from_data("b")) == {"context": "<Blob>"} | rest
     assert (await traced(reader().bind(question="q"), "invoke", "text")).inputs == {"input": "<4 characters>"}
 
 

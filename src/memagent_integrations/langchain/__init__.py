@@ -14,8 +14,9 @@ except ImportError as error:
 
 from memagent_integrations.langchain.backend import ChatModelBackend
 from memagent_integrations.langchain.compressor import MemAgentDocumentCompressor
+from memagent_integrations.langchain.inputs import ReaderInput
 from memagent_integrations.langchain.messages import STEP
-from memagent_integrations.langchain.reader import MemAgentReader, ReaderInput
+from memagent_integrations.langchain.reader import MemAgentReader
 from memagent_integrations.langchain.tool import MemAgentTool
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from langchain_core.runnables.config import ensure_config
 from typing_extensions import TypedDict
 
 from memagent_integrations.errors import MissingExtra, UsageError
-from memagent_integrations.langchain.messages import STEP, step_event, text_of
+from memagent_integrations.langchain.messages import STEP, step_event
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
 from memagent_integrations.reader import Reader
 from memagent_integrations.reader.position import Position
@@ -227,7 +227,7 @@ class _Nodes:
         position = self._positions.take(_key(state, config)) if state["chunk"] else None
         if position is None:
             reader = self._reader.under(RunnableConfig())  # without this run, which the position outlives
-            position = reader.position(lambda: text_of(self._load(state["source"])), state["chunk"], state["digest"])
+            position = reader.position(lambda: self._load(state["source"]), state["chunk"], state["digest"])
         chunk = position.chunk  # outside of `try`: a position where the document cannot be read is not cached
         try:
             yield position, chunk

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing
-from dataclasses import asdict, fields
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
+from contextlib import aclosing, closing
+from typing import Any, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForChainRun,
@@ -20,69 +17,21 @@ from langchain_core.callbacks import (
     adispatch_custom_event,
     dispatch_custom_event,
 )
-from langchain_core.language_models import LanguageModelLike
 from langchain_core.messages import AIMessage, AIMessageChunk
-from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableSerializable
-from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
-from pydantic import ConfigDict, Field, PlainValidator, ValidationError, model_validator
-from typing_extensions import TypedDict
+from langchain_core.runnables import Runnable, RunnableConfig
 
-from memagent_integrations import files
-from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
-from memagent_integrations.calls import Limits
-from memagent_integrations.checks import Number, check_names, drop_none
-from memagent_integrations.errors import MissingExtra, UsageError
-from memagent_integrations.journal import Journal
-from memagent_integrations.langchain.backend import ChatModelBackend
-from memagent_integrations.langchain.lazy import Lazy
-from memagent_integrations.langchain.messages import (
-    STEP,
-    elided,
-    merge_input,
-    question_and_context,
-    step_event,
-    text_of,
-    to_chunk,
-    to_message,
-)
-from memagent_integrations.prompts import PromptSet
-from memagent_integrations.reader import Reader
-from memagent_integrations.records import Budgets, Layout, Reading, Step
-from memagent_integrations.tokens import Counter
-
-_BUDGETS = tuple(field.name for field in fields(Budgets))
+from memagent_integrations.errors import UsageError
+from memagent_integrations.langchain.batches import BatchingReader
+from memagent_integrations.langchain.inputs import ReaderInput, Task, merged, task_of
+from memagent_integrations.langchain.messages import STEP, step_event, to_chunk, to_message
+from memagent_integrations.langchain.node import Outcome, reader_node
+from memagent_integrations.langchain.settings import RUN
+from memagent_integrations.langchain.traces import data_without_text
+from memagent_integrations.outputs import Output
+from memagent_integrations.records import Plan, Reading, Step
 
 
-class ReaderInput(TypedDict):
-    """The input of `MemAgentReader`: a question, and a document of any length to answer it from.
-
-    `context` is what `documents.pieces` takes (text, a `Path`, `Document`s, a loader, an iterator, in async calls
-    an async iterator), a `Blob`, or a retriever, which is invoked with the question.
-    """
-
-    question: str
-    context: Any
-
-
-def _checked_model(model: Any) -> Any:
-    if not isinstance(model, (str, Backend, Runnable)):
-        raise UsageError(f"model has to be a LangChain model, a Backend or a name, not {type(model).__name__}")
-    return model
-
-
-def _checked_journal(journal: Any) -> Journal | str | None:
-    if not isinstance(journal, Journal | str | Path | None):
-        raise UsageError(f"journal has to be a file or a Journal, not {type(journal).__name__}")
-    return str(journal) if isinstance(journal, Path) else journal
-
-
-_RUN = ConfigurableFieldSpec(
-    id="memagent_run", annotation=str, name="Run", description="The name of the reading in the journal", default=None
-)
-
-
-class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
+class MemAgentReader(BatchingReader):
     """A runnable that reads a document of any length with a fixed window and answers a question from it.
 
     `model` is a LangChain model, wrapped or not, a `Backend`, or a name: one that `load_backend` knows ("smollm2",
@@ -109,82 +58,27 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         MissingExtra: the package of a named model is not installed.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
-
-    model: Annotated[LanguageModelLike | Backend | str, PlainValidator(_checked_model)]
-    tokenizer: str | Counter | None = None
-    limit_parameter: str | None = None
-    chunk_tokens: Number[int | None] = None
-    memory_tokens: Number[int | None] = None
-    question_tokens: Number[int | None] = None
-    output_tokens: Number[int | None] = None
-    overlap_tokens: Number[int | None] = None
-    layout: Layout | None = None
-    prompts: PromptSet | None = None
-    window: Number[int | None] = None
-    journal: Annotated[Journal | str | None, PlainValidator(_checked_journal)] = None
-    limits: Limits | None = None
-    backend_options: dict[str, Any] | None = None
-    trace_inputs: Literal["elided", "full"] = "elided"
-    # a field, so that `configurable_fields` passes it on
-    loaded: Lazy = Field(default_factory=Lazy, exclude=True, repr=False)
-
-    def __init__(self, model: LanguageModelLike | Backend | str, **settings: Any) -> None:
-        check_names(settings, type(self).model_fields)
-        try:
-            super().__init__(model=model, **settings)  # type: ignore[call-arg]
-        except ValidationError as error:
-            raise UsageError(files.first_error(error)) from error
-
-    @model_validator(mode="after")
-    def _check_settings(self) -> Self:
-        is_policy = isinstance(self.model, str) and self.model.startswith("policy:")
-        if not is_policy:  # a policy's budgets are known once it is loaded
-            Reader(ScriptedBackend([]), **self._settings)
-        return self
-
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        """Return True: `dumpd` gives a constructor.
-
-        `load` needs this class and the model's as `allowed_objects`, and the package's name in `valid_namespaces`.
-        """
-        return True
-
-    @classmethod
-    def get_lc_namespace(cls) -> list[str]:
-        """Return the namespace in which `load` finds the class: the package, whatever file it is in."""
-        return ["memagent_integrations", "langchain"]
-
-    @property
-    def lc_attributes(self) -> dict[str, Any]:
-        """The prompts and limits as dicts, which JSON can hold."""
-        return {name: asdict(value) for name, value in (("prompts", self.prompts), ("limits", self.limits)) if value}
-
-    @property
-    def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The fields that a config can set: those of the model, and with a journal the name of the reading in it."""
-        of_model = self.model.config_specs if isinstance(self.model, Runnable) else []
-        return get_unique_config_specs([*of_model, *([_RUN] if self.journal else [])])
-
     def invoke(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         """Read the document and return the answer."""
-
-        def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
-            *_, reading = self._events(*question_and_context(input, kwargs), config, whole=True)
-            return to_message(cast("Reading", reading))
-
-        return self._call_with_config(read, self.traced(input), config)
+        return self._outcome(input, config, **kwargs)[1]
 
     async def ainvoke(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         """`invoke`, async."""
+        return (await self._aoutcome(input, config, **kwargs))[1]
 
-        async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
-            async with aclosing(self._aevents(*question_and_context(input, kwargs), config, whole=True)) as events:
-                *_, reading = [event async for event in events]
-            return to_message(cast("Reading", reading))
+    def reading(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> Reading:
+        """Do what `invoke` does, with the same runs, and return the whole `Reading`: answer, memory, steps."""
+        return self._outcome(input, config, **kwargs)[0]
 
-        return await self._acall_with_config(read, self.traced(input), config)
+    async def areading(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> Reading:
+        """`reading`, async."""
+        return (await self._aoutcome(input, config, **kwargs))[0]
+
+    def plan(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> Plan:
+        """Return what reading this input takes, without calling the model; see `Reader.plan`."""
+        task = self._task(input, kwargs)
+        with self.tracing(config) as config:
+            return self.under(config).plan(task.question, task.document(config))
 
     def stream(
         self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any
@@ -192,10 +86,13 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         """Yield the answer in chunks as it is written; the last one is empty and holds usage and details."""
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Iterator[AIMessage]:
-            yield from map(to_chunk, self._events(*question_and_context(input, kwargs), config, whole=False))
+            for event in self._events(self._task(input, kwargs), config, whole=False):
+                yield to_chunk(event, self._parsed(event))
 
-        chunks = self._transform_stream_with_config(iter([self.traced(input)]), read, config)
-        yield from cast("Iterator[AIMessageChunk]", chunks)
+        with self.tracing(config) as config:
+            chunks = self._transform_stream_with_config(iter([self.traced(input, kwargs)]), read, config)
+            first = next(chunks, None)
+        yield from _after(first, cast("Generator[Any]", chunks))
 
     async def astream(
         self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any
@@ -205,14 +102,38 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
         async def read(
             _: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
         ) -> AsyncGenerator[AIMessage]:
-            async with aclosing(self._aevents(*question_and_context(input, kwargs), config, whole=False)) as events:
+            async with aclosing(self._aevents(self._task(input, kwargs), config, whole=False)) as events:
                 async for event in events:
-                    yield to_chunk(event)
+                    yield to_chunk(event, self._parsed(event))
 
-        chunks = self._atransform_stream_with_config(_achain([self.traced(input)]), read, config)
+        with self.tracing(config) as config:
+            chunks = self._atransform_stream_with_config(_achain([self.traced(input, kwargs)]), read, config)
+            first = await anext(chunks, None)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk]", chunks)) as stream:
+            if first is not None:
+                yield cast("AIMessageChunk", first)
             async for chunk in stream:
                 yield chunk
+
+    def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Stream the events of the reading; those of its own run show input and output as traces do."""
+        if kwargs.get("version") == "v3":
+            return super().astream_events(input, config, **kwargs)
+        return self._traced_events(input, config, kwargs)
+
+    async def _traced_events(self, input: Any, config: RunnableConfig | None, kwargs: Any) -> AsyncGenerator[Any]:
+        stream = cast("AsyncGenerator[Any]", super().astream_events(input, config, **kwargs))
+        root = None
+        async with aclosing(stream) as events:
+            async for event in events:
+                root = root or event["run_id"]
+                yield self._traced_event(event, input, kwargs) if event["run_id"] == root else event
+
+    def _traced_event(self, event: Any, input: Any, bound: Mapping[str, Any]) -> Any:
+        data = {**event["data"]}
+        if data.get("input") is input:
+            data["input"] = self.traced(input, bound)
+        return {**event, "data": data if self.trace_inputs != "none" else data_without_text(data)}
 
     def transform(
         self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any
@@ -221,8 +142,8 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
 
         With `bind(question=...)` the pieces are the context, and are read as they arrive.
         """
-        if not kwargs:
-            value = merge_input(list(input))
+        if "question" not in kwargs:
+            value = merged(list(input))
         else:
             head = list(itertools.islice(input, 2))
             value = head[0] if len(head) == 1 else itertools.chain(head, input)
@@ -233,8 +154,8 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
     ) -> AsyncGenerator[AIMessageChunk]:
         """`transform`, async."""
         value: Any
-        if not kwargs:
-            value = merge_input([item async for item in input])
+        if "question" not in kwargs:
+            value = merged([item async for item in input])
         else:
             head = []
             async for item in input:
@@ -247,86 +168,88 @@ class MemAgentReader(RunnableSerializable[ReaderInput, AIMessage]):
                 yield chunk
 
     def as_node(
-        self, *, question_key: str = "question", context_key: str = "context", answer_key: str = "answer"
-    ) -> Runnable[Any, dict[str, str]]:
-        """Return a LangGraph node that reads the state's question and context, and writes the text of the answer to it.
+        self,
+        *,
+        question_key: str = "question",
+        context_key: str = "context",
+        memory_key: str | None = None,
+        answer_key: str = "answer",
+        parts: Mapping[str, str] | None = None,
+    ) -> Runnable[Any, dict[str, Any]]:
+        """Return a LangGraph node that reads the state's question and context, and writes the answer to it.
+
+        `answer_key` gets the text of the answer; if it is "messages", the `AIMessage`. `parts` writes more or something
+        else: it maps keys of the state to parts of the reading, which are "answer" (text), "message", "messages" (a
+        list of the one message), "memory", "usage", "parsed", "citations" and "reading" (the `Reading`). With a
+        `memory_key`, the reading starts from the memory in the state.
 
         Raises:
-            UsageError: from a run: the state lacks one of the keys.
+            UsageError: there is no such part; from a run: the state lacks one of the keys.
         """
+        return reader_node(
+            self._outcome,
+            self._aoutcome,
+            question_key=question_key,
+            context_key=context_key,
+            memory_key=memory_key,
+            answer_key=answer_key,
+            parts=parts,
+        )
 
-        def task(state: Any) -> ReaderInput:
-            return ReaderInput(question=_from_state(state, question_key), context=_from_state(state, context_key))
+    def _outcome(self, input: Any, config: RunnableConfig | None = None, **bound: Any) -> Outcome:
+        outcomes: list[Outcome] = []
 
-        def node(state: Any, config: RunnableConfig) -> dict[str, str]:
-            return {answer_key: str(self.invoke(task(state), config).text)}
+        def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
+            *_, reading = self._events(self._task(input, bound), config, whole=True)
+            outcomes.append((reading, to_message(reading, self._parsed(reading))))
+            return outcomes[0][1]
 
-        async def anode(state: Any, config: RunnableConfig) -> dict[str, str]:
-            return {answer_key: str((await self.ainvoke(task(state), config)).text)}
+        with self.tracing(config) as config:
+            self._call_with_config(read, self.traced(input, bound), config)
+        return outcomes[0]
 
-        return RunnableLambda(node, anode, name="memagent")
+    async def _aoutcome(self, input: Any, config: RunnableConfig | None = None, **bound: Any) -> Outcome:
+        outcomes: list[Outcome] = []
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*_BUDGETS, "layout", "prompts", "window")}
+        async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
+            async with aclosing(self._aevents(self._task(input, bound), config, whole=True)) as events:
+                *_, reading = [event async for event in events]
+            outcomes.append((reading, to_message(reading, self._parsed(reading))))
+            return outcomes[0][1]
 
-    def _load(self) -> Reader:
-        model = self.model
-        if isinstance(model, str) and ":" in model and model.partition(":")[0] not in KINDS:
-            model = _chat_model(model)
-        if isinstance(model, Runnable):
-            if self.backend_options:
-                raise UsageError(
-                    "backend_options are for a model that this package makes by its name; "
-                    "give a LangChain model its own"
-                )
-            backend = ChatModelBackend(model, tokenizer=self.tokenizer, limit_parameter=self.limit_parameter)
-            return Reader(backend, journal=self.journal, limits=self.limits)
-        if self.limit_parameter and isinstance(model, Backend):
-            raise UsageError("limit_parameter is for a LangChain model; a Backend has its own")
-        own = drop_none(tokenizer=self.tokenizer, limit_parameter=self.limit_parameter)
-        options = {**(self.backend_options or {}), **own}
-        return Reader(model, journal=self.journal, limits=self.limits, backend_options=options)
+        with self.tracing(config) as config:
+            await self._acall_with_config(read, self.traced(input, bound), config)
+        return outcomes[0]
 
-    def under(self, config: RunnableConfig) -> Reader:
-        """Return a `Reader` with these settings whose calls are children of the run of `config`.
+    def _task(self, input: Any, bound: Mapping[str, Any]) -> Task:
+        return task_of(input, bound, self.names())
 
-        The model is loaded at the first call. Where a setting is None, the model's own prompts and budgets (a
-        policy's) apply.
-        """
-        key = (self.model, self.tokenizer, self.limit_parameter, self.journal, self.limits, self.backend_options)
-        reader: Reader = self.loaded.get(key, self._load)
-        backend = reader.backend.under(config) if isinstance(reader.backend, ChatModelBackend) else None
-        return reader.changed(backend=backend, **self._settings)
+    def _parsed(self, event: Any) -> Any:
+        """Return the object that the answer of a reading is, None if answers are text."""
+        return Output(self.output).parse(event.answer or "") if self.output and isinstance(event, Reading) else None
 
-    def _events(self, question: str, context: Any, config: RunnableConfig, *, whole: bool) -> Iterator[str | Reading]:
-        document = context.invoke(question, config) if isinstance(context, BaseRetriever) else context
-        for event in self.under(config).stream(question, text_of(document), whole=whole, run=_run_of(config)):
+    def _events(self, task: Task, config: RunnableConfig, *, whole: bool) -> Iterator[Any]:
+        """Yield the answer in pieces of text, and the `Reading` last; dispatch each memory update as a custom event."""
+        document = task.document(config)
+        for event in self.under(config).stream(task.question, document, whole=whole, **_options(task, config)):
             if not isinstance(event, Step):
                 yield event
             elif event.phase == "memory":
-                dispatch_custom_event(STEP, step_event(event), config=config)
+                dispatch_custom_event(STEP, self._step_event(event), config=config)
 
-    async def _aevents(
-        self, question: str, context: Any, config: RunnableConfig, *, whole: bool
-    ) -> AsyncGenerator[str | Reading]:
-        document = await context.ainvoke(question, config) if isinstance(context, BaseRetriever) else context
+    async def _aevents(self, task: Task, config: RunnableConfig, *, whole: bool) -> AsyncGenerator[Any]:
+        """`_events`, async."""
+        document = await task.adocument(config)
         reader = await asyncio.to_thread(self.under, config)
-        async with aclosing(reader.astream(question, text_of(document), whole=whole, run=_run_of(config))) as events:
+        async with aclosing(reader.astream(task.question, document, whole=whole, **_options(task, config))) as events:
             async for event in events:
                 if not isinstance(event, Step):
                     yield event
                 elif event.phase == "memory":
-                    await adispatch_custom_event(STEP, step_event(event), config=config)
+                    await adispatch_custom_event(STEP, self._step_event(event), config=config)
 
-    def traced(self, value: Any) -> Any:
-        """Return the input as traces show it."""
-        if self.trace_inputs == "full":
-            return value
-        if not isinstance(value, Mapping):
-            return elided(value)
-        question = {"question": value["question"]} if "question" in value else {}
-        return question | ({"context": elided(value["context"])} if "context" in value else {})
+    def _step_event(self, step: Step) -> dict[str, Any]:
+        return step_event(step, with_text=self.trace_inputs != "none")
 
 
 def checked_reader(reader: Any) -> MemAgentReader:
@@ -340,34 +263,16 @@ def checked_reader(reader: Any) -> MemAgentReader:
     return reader
 
 
-def _run_of(config: RunnableConfig) -> str | None:
-    """Return the name that the config gives the reading in the journal."""
-    name: str | None = config.get("configurable", {}).get(_RUN.id)
-    return name
+def _options(task: Task, config: RunnableConfig) -> dict[str, Any]:
+    """Return how a reading begins: the name that the config gives it in the journal, and the memory to start from."""
+    return {"run": config.get("configurable", {}).get(RUN.id)} | ({"memory": task.memory} if task.memory else {})
 
 
-def _from_state(state: Any, key: str) -> Any:
-    try:
-        return state[key] if isinstance(state, Mapping) else getattr(state, key)
-    except (KeyError, AttributeError) as error:
-        raise UsageError(
-            f"the state has no {key!r}; name its keys: reader.as_node(question_key=..., context_key=...)"
-        ) from error
-
-
-def _chat_model(spec: str) -> Any:
-    try:
-        from langchain.chat_models import init_chat_model
-    except ImportError as error:
-        raise MissingExtra.extra("langchain", "langchain") from error
-    try:
-        return init_chat_model(spec)
-    except ImportError as error:
-        command = re.search(r"pip install (?:-U )?[\w.\[\]-]+", str(error))
-        hint = command[0] if command else "see the message above"
-        raise MissingExtra(f"the package of {spec}", command=hint) from error
-    except Exception as error:  # an unknown provider, a missing key, or anything else that the model's class raises
-        raise UsageError(f"LangChain cannot make the model {spec!r}: {error}") from error
+def _after(first: Any, rest: Generator[Any]) -> Iterator[Any]:
+    with closing(rest):
+        if first is not None:
+            yield first
+        yield from rest
 
 
 async def _achain(head: list[Any], rest: AsyncIterator[Any] | None = None) -> AsyncGenerator[Any]:

@@ -1,0 +1,160 @@
+"""Readings of a batch side by side: a backend that computes prompts together gets those of all readings at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import chain
+
+from memagent_integrations.backends import Backend
+from memagent_integrations.errors import MemAgentError
+from memagent_integrations.records import Prompt, Reply
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Asked:
+    """A prompt that waits for those of the other readings."""
+
+    backend: Backend
+    prompt: Prompt
+    outcome: Future[Reply] = field(default_factory=Future)
+
+
+class Gate:
+    """Where the readings of a batch meet: `at_a_time` of them run, and once each has a prompt, all are asked together.
+
+    Every one of the `readings` has to be a `member` in the end, unless the batch is stopped.
+    """
+
+    def __init__(self, readings: int, at_a_time: int) -> None:
+        self._left, self._at_a_time = readings, at_a_time
+        self._waiting: list[_Asked] = []
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def gathered(self, backend: Backend) -> Backend:
+        """Return a backend that passes its calls through this gate."""
+        return _Gathered(self, backend)
+
+    @contextmanager
+    def member(self) -> Iterator[None]:
+        """Make the block one of the readings: when it ends, the others no longer wait for it."""
+        try:
+            yield
+        finally:
+            _ask(self._leave())
+
+    @asynccontextmanager
+    async def amember(self) -> AsyncIterator[None]:
+        """`member`, async."""
+        try:
+            yield
+        finally:
+            if asked := self._leave():
+                await asyncio.to_thread(_ask, asked)
+
+    def stop(self) -> None:
+        """Let no more calls through: nobody takes the results of the readings that are left."""
+        with self._lock:
+            self._stopped = True
+            for asked in self._waiting:
+                asked.outcome.cancel()
+            self._waiting.clear()
+
+    def join(self, asked: _Asked) -> list[_Asked]:
+        """Add a prompt to those that wait; return all of them if they are complete, for the caller to ask.
+
+        Raises:
+            CancelledError: the batch was stopped.
+        """
+        with self._lock:
+            if self._stopped:
+                raise CancelledError
+            self._waiting.append(asked)
+            return self._complete()
+
+    def withdraw(self, asked: _Asked) -> None:
+        """Remove a prompt whose reading was cancelled."""
+        with self._lock:
+            self._waiting = [other for other in self._waiting if other is not asked]
+
+    def _leave(self) -> list[_Asked]:
+        with self._lock:
+            self._left -= 1
+            return self._complete()
+
+    def _complete(self) -> list[_Asked]:
+        if len(self._waiting) < min(self._at_a_time, self._left):
+            return []
+        complete, self._waiting = self._waiting, []
+        return complete
+
+
+class _Gathered(Backend):
+    """A backend whose calls wait at a gate."""
+
+    def __init__(self, gate: Gate, backend: Backend) -> None:
+        self._gate, self._backend = gate, backend
+        self.name, self.template_tokens = backend.name, backend.template_tokens
+        self.batch_size, self.concurrency = backend.batch_size, backend.concurrency
+        self.max_retries, self.structured = backend.max_retries, backend.structured
+
+    @property
+    def identity(self) -> dict[str, object]:
+        return self._backend.identity
+
+    @property
+    def window(self) -> int | None:  # type: ignore[override]
+        return self._backend.window
+
+    def count(self, text: str) -> int:
+        return self._backend.count(text)
+
+    def complete(self, prompt: Prompt) -> Reply:
+        asked = _Asked(backend=self._backend, prompt=prompt)
+        _ask(self._gate.join(asked))
+        return asked.outcome.result()
+
+    async def acomplete(self, prompt: Prompt) -> Reply:
+        asked = _Asked(backend=self._backend, prompt=prompt)
+        try:
+            if complete := self._gate.join(asked):
+                await asyncio.to_thread(_ask, complete)
+            return await asyncio.wrap_future(asked.outcome)
+        except asyncio.CancelledError:
+            self._gate.withdraw(asked)
+            raise
+
+
+def _ask(asked: list[_Asked]) -> None:
+    """Get the replies to these prompts, those of each backend together, and pass them on."""
+    for backend in {id(one.backend): one.backend for one in asked}.values():
+        own = [one for one in asked if one.backend is backend]
+        size = backend.batch_size if backend.batch_size > 1 else backend.concurrency
+        for first in range(0, len(own), size):
+            _ask_one(backend, own[first : first + size])
+
+
+def _ask_one(backend: Backend, asked: list[_Asked]) -> None:
+    outcomes: list[Reply | BaseException]
+    try:
+        outcomes = [*_outcomes(backend, [one.prompt for one in asked])]
+    except BaseException as error:  # each reading raises it where it waits
+        outcomes = [error] * len(asked)
+    for one, outcome in zip(asked, outcomes, strict=True):
+        with suppress(InvalidStateError):  # its reading was cancelled meanwhile
+            if isinstance(outcome, BaseException):
+                one.outcome.set_exception(outcome)
+            else:
+                one.outcome.set_result(outcome)
+
+
+def _outcomes(backend: Backend, prompts: list[Prompt]) -> list[Reply | MemAgentError]:
+    if backend.batch_size > 1 or len(prompts) == 1:
+        return backend.complete_batch(prompts)
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(chain.from_iterable(pool.map(lambda prompt: backend.complete_batch([prompt]), prompts)))

@@ -1,0 +1,265 @@
+"""The settings of the runnable: what they may be, how they are saved, and the `Reader` that they make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from langchain_core.language_models import LanguageModelLike
+from langchain_core.messages import AIMessage
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
+from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
+from pydantic import ConfigDict, Field, PlainValidator, PrivateAttr, ValidationError, model_validator
+
+from memagent_integrations import files
+from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
+from memagent_integrations.calls import Limits
+from memagent_integrations.checks import Number, check_names, drop_none
+from memagent_integrations.errors import MissingExtra, UsageError
+from memagent_integrations.journal import Journal
+from memagent_integrations.langchain.backend import ChatModelBackend
+from memagent_integrations.langchain.gate import Gate
+from memagent_integrations.langchain.inputs import ReaderInput, elided_input
+from memagent_integrations.langchain.lazy import Lazy
+from memagent_integrations.langchain.runs import BackendInRuns
+from memagent_integrations.langchain.templates import template_of
+from memagent_integrations.langchain.traces import quiet_model, without_text
+from memagent_integrations.outputs import Output
+from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader import Reader
+from memagent_integrations.records import Budgets, Layout
+from memagent_integrations.tokens import Counter
+
+_BUDGETS = tuple(field.name for field in fields(Budgets))
+RUN = ConfigurableFieldSpec(
+    id="memagent_run", annotation=str, name="Run", description="The name of the reading in the journal", default=None
+)
+"""The field of a config that names the reading in the journal."""
+
+
+def _checked_model(model: Any) -> Any:
+    if not isinstance(model, (str, Backend, Runnable)):
+        raise UsageError(f"model has to be a LangChain model, a Backend or a name, not {type(model).__name__}")
+    return model
+
+
+def _checked_answer_model(model: Any) -> Any:
+    if not isinstance(model, (str, Backend, Runnable, type(None))):
+        raise UsageError(f"answer_model has to be a LangChain model, a Backend or a name, not {type(model).__name__}")
+    return model
+
+
+def _checked_journal(journal: Any) -> Journal | str | None:
+    if not isinstance(journal, Journal | str | Path | None):
+        raise UsageError(f"journal has to be a file or a Journal, not {type(journal).__name__}")
+    return str(journal) if isinstance(journal, Path) else journal
+
+
+def _checked_output(output: Any) -> Any:
+    if output is not None:
+        Output(output)
+    return output
+
+
+class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
+    """The settings of a `MemAgentReader`, which documents them."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    model: Annotated[LanguageModelLike | Backend | str, PlainValidator(_checked_model)]
+    tokenizer: str | Counter | None = None
+    limit_parameter: str | None = None
+    chunk_tokens: Number[int | None] = None
+    memory_tokens: Number[int | None] = None
+    question_tokens: Number[int | None] = None
+    output_tokens: Number[int | None] = None
+    overlap_tokens: Number[int | None] = None
+    layout: Layout | None = None
+    prompts: PromptSet | None = None
+    update_prompt: str | BasePromptTemplate[Any] | None = None
+    answer_prompt: str | BasePromptTemplate[Any] | None = None
+    window: Number[int | None] = None
+    journal: Annotated[Journal | str | None, PlainValidator(_checked_journal)] = None
+    limits: Limits | None = None
+    backend_options: dict[str, Any] | None = None
+    answer_model: Annotated[LanguageModelLike | Backend | str | None, PlainValidator(_checked_answer_model)] = None
+    answer_options: dict[str, Any] | None = None
+    output: Annotated[type[Any] | dict[str, Any] | None, PlainValidator(_checked_output)] = None
+    trace_inputs: Literal["elided", "full", "none"] = "elided"
+    # a field, so that `configurable_fields` passes it on
+    loaded: Lazy = Field(default_factory=Lazy, exclude=True, repr=False)
+    _gate: Gate | None = PrivateAttr(default=None)
+
+    def __init__(self, model: LanguageModelLike | Backend | str, **settings: Any) -> None:
+        check_names(settings.keys() - {"loaded"}, self.names())
+        try:
+            super().__init__(model=model, **settings)  # type: ignore[call-arg]
+        except ValidationError as error:
+            raise UsageError(files.first_error(error)) from error
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the names of the settings."""
+        return [name for name in cls.model_fields if name != "loaded"]
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        self._check_options("model", "backend_options", self.model, self.backend_options)
+        if self.limit_parameter and isinstance(self.model, Backend):
+            raise UsageError("limit_parameter is for a LangChain model; a Backend has its own")
+        self._check_options("answer_model", "answer_options", self.answer_model, self.answer_options)
+        is_policy = isinstance(self.model, str) and self.model.startswith("policy:")
+        if not is_policy:  # a policy's budgets are known once it is loaded
+            Reader(ScriptedBackend([]), **self._settings)
+        self._templates(self.prompts or PromptSet.default())
+        return self
+
+    @staticmethod
+    def _check_options(name: str, name_of_options: str, model: Any, options: Mapping[str, Any] | None) -> None:
+        if options and not isinstance(model, str):
+            raise UsageError(
+                f"{name_of_options} are for a model that this package makes by its name; "
+                f"set the options of {'a LangChain model or a Backend' if model else name} where it is made"
+            )
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Return True: `dumpd` gives a constructor. What `load` needs is in docs/langchain.md."""
+        return True
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """Return the namespace in which `load` finds the class: the package, whatever file it is in."""
+        return ["memagent_integrations", "langchain"]
+
+    @property
+    def lc_attributes(self) -> dict[str, Any]:
+        """The prompts and limits as dicts, and the class of an answer as its schema, which JSON can hold."""
+        saved = {name: asdict(value) for name, value in (("prompts", self.prompts), ("limits", self.limits)) if value}
+        return saved | ({"output": Output(self.output).schema} if self.output else {})
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """The fields that a config can set: those of the models, and with a journal the name of the reading in it."""
+        of_models = [
+            spec
+            for model in (self.model, self.answer_model)
+            if isinstance(model, Runnable)
+            for spec in model.config_specs
+        ]
+        return get_unique_config_specs([*of_models, *([RUN] if self.journal else [])])
+
+    def under(self, config: RunnableConfig) -> Reader:
+        """Return a `Reader` with these settings whose calls are children of the run of `config`.
+
+        The models are loaded at the first call. Where a setting is None, the model's own prompts and budgets (a
+        policy's) apply.
+        """
+        reader = self.loaded_reader()
+        answering = reader.answer_backend if reader.answer_backend is not reader.backend else None
+        reader = reader.changed(
+            backend=self._in_runs(reader.backend, config),
+            answer_backend=answering and self._in_runs(answering, config),
+            **{name: value for name, value in self._settings.items() if name != "output"},
+        )
+        return reader.changed(prompts=self._templates(reader.prompts))
+
+    def loaded_reader(self) -> Reader:
+        """Return the `Reader` whose models are loaded: once, and anew if a setting of them changes."""
+        key: tuple[Any, ...] = (
+            self.model,
+            self.tokenizer,
+            self.limit_parameter,
+            self.journal,
+            self.limits,
+            self.backend_options,
+        )
+        key += (self.answer_model, self.answer_options, self.output)
+        reader: Reader = self.loaded.get(key, self._load)
+        return reader
+
+    def _load(self) -> Reader:
+        return Reader(
+            self._made(self.model),
+            journal=self.journal,
+            limits=self.limits,
+            backend_options=self._options(self.model, self.backend_options),
+            answer_model=None if self.answer_model is None else self._made(self.answer_model),
+            answer_options=self._options(self.answer_model, self.answer_options),
+            output=self.output,
+        )
+
+    def _made(self, model: LanguageModelLike | Backend | str) -> Backend | str:
+        if isinstance(model, str) and _is_langchains(model):
+            return self._made(_chat_model(model))
+        if isinstance(model, Runnable):
+            return ChatModelBackend(model, tokenizer=self.tokenizer, limit_parameter=self.limit_parameter)
+        return model
+
+    def _options(self, model: Any, options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Return the options of a model that `load_backend` makes."""
+        if not isinstance(model, str) or _is_langchains(model):
+            return None
+        own = drop_none(tokenizer=self.tokenizer, limit_parameter=self.limit_parameter)
+        return {**(options or {}), **own}
+
+    def _in_runs(self, backend: Backend, config: RunnableConfig) -> Backend:
+        """Return the backend with its calls as runs below the run of `config`, and at the gate of a batch."""
+        if isinstance(backend, ChatModelBackend):
+            backend = backend.under(config)
+            if self.trace_inputs == "none":
+                backend.model = quiet_model(backend.model)
+            return self._gate.gathered(backend) if self._gate else backend
+        return BackendInRuns(self._gate.gathered(backend) if self._gate else backend, config)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in (*_BUDGETS, "layout", "prompts", "window", "output")}
+
+    def _templates(self, prompts: PromptSet) -> PromptSet | None:
+        """Return the prompts with the templates that were set, None if none were."""
+        templates = {"update": self.update_prompt, "answer": self.answer_prompt}
+        made = {name: template_of(template, f"{name}_prompt") for name, template in templates.items() if template}
+        return prompts.changed(**made) if made else None
+
+    @contextmanager
+    def tracing(self, config: RunnableConfig | None) -> Iterator[RunnableConfig]:
+        """Yield the config for the runs of the block: with `trace_inputs="none"`, one whose traces hold no text.
+
+        A generator must not yield inside the block.
+        """
+        if self.trace_inputs != "none":
+            yield ensure_config(config)
+            return
+        with without_text(config) as quiet:
+            yield quiet
+
+    def traced(self, value: Any, bound: Mapping[str, Any] | None = None) -> Any:
+        """Return the input as traces show it."""
+        return value if self.trace_inputs == "full" else elided_input(value, bound or {})
+
+
+def _is_langchains(name: str) -> bool:
+    """Return whether this names a model of `init_chat_model`: it has a provider that this package does not know."""
+    return ":" in name and name.partition(":")[0] not in KINDS
+
+
+def _chat_model(spec: str) -> Any:
+    try:
+        from langchain.chat_models import init_chat_model
+    except ImportError as error:
+        raise MissingExtra.extra("langchain", "langchain") from error
+    try:
+        return init_chat_model(spec)
+    except ImportError as error:
+        command = re.search(r"pip install (?:-U )?[\w.\[\]-]+", str(error))
+        hint = command[0] if command else "see the message above"
+        raise MissingExtra(f"the package of {spec}", command=hint) from error
+    except Exception as error:  # an unknown provider, a missing key, or anything else that the model's class raises
+        raise UsageError(f"LangChain cannot make the model {spec!r}: {error}") from error

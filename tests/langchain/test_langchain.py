@@ -190,9 +190,9 @@ class AsyncEvents(AsyncCallbackHandler):
 
 async def test_what_stands_for_a_context_in_a_trace() -> None:
     async def elided(context: Any) -> Any:
-        return (await traced(reader(), "invoke", {"question": "q", "context": context, "memory": DOCUMENT})).inputs
+        return (await traced(reader(), "invoke", {"question": "q", "context": context, "memory": "a b c"})).inputs
 
-    rest = {"question": "q", "memory": "<3,100 characters>"}
+    rest = {"question": "q", "memory": "<5 characters>"}
     assert await elided([Document("a"), Document("b")]) == {"context": "<list of 2>"} | rest
     assert await elided(iter(["a"])) == {"context": "<list_iterator>"} | rest
     assert await elided(Blob.from_data("b")) == {"context": "<Blob>"} | rest

@@ -218,7 +218,7 @@ def test_a1_schemas_graph_and_tool_come_from_the_types() -> None:
     assert [node.name for node in subject.get_graph().nodes.values()][1] == "MemAgentReader"
     assert "MemAgentReader --> AIMessage" in subject.get_graph().draw_mermaid()
     tool = subject.as_tool(name="read", description="Reads.")
-    assert list(tool.args) == ["question", "context", "memory"]
+    assert list(tool.args) == ["question", "context"]
     assert tool.invoke(INPUT).text == ANSWER
 
 

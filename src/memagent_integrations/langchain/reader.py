@@ -19,6 +19,7 @@ from langchain_core.callbacks import (
 )
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.tools import BaseTool
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.batches import BatchingReader
@@ -27,7 +28,6 @@ from memagent_integrations.langchain.messages import STEP, step_event, to_chunk,
 from memagent_integrations.langchain.node import Outcome, reader_node
 from memagent_integrations.langchain.settings import RUN
 from memagent_integrations.langchain.traces import data_without_text
-from memagent_integrations.outputs import Output
 from memagent_integrations.records import Plan, Reading, Step
 
 
@@ -167,6 +167,12 @@ class MemAgentReader(BatchingReader):
             async for chunk in stream:
                 yield chunk
 
+    def as_tool(self, args_schema: Any = None, **settings: Any) -> BaseTool:
+        """Return a tool of LangChain's whose arguments are the question and the context; see also `MemAgentTool`."""
+        if args_schema is None:  # LangChain would ask for every key of the input, the memory too
+            settings.setdefault("arg_types", {"question": str, "context": Any})
+        return super().as_tool(args_schema, **settings)
+
     def as_node(
         self,
         *,
@@ -226,7 +232,8 @@ class MemAgentReader(BatchingReader):
 
     def _parsed(self, event: Any) -> Any:
         """Return the object that the answer of a reading is, None if answers are text."""
-        return Output(self.output).parse(event.answer or "") if self.output and isinstance(event, Reading) else None
+        output = self.loaded_reader().output if isinstance(event, Reading) else None
+        return output.parse(event.answer or "") if output else None
 
     def _events(self, task: Task, config: RunnableConfig, *, whole: bool) -> Iterator[Any]:
         """Yield the answer in pieces of text, and the `Reading` last; dispatch each memory update as a custom event."""

@@ -30,7 +30,6 @@ from memagent_integrations.langchain.lazy import Lazy
 from memagent_integrations.langchain.runs import BackendInRuns
 from memagent_integrations.langchain.templates import template_of
 from memagent_integrations.langchain.traces import quiet_model, without_text
-from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout
@@ -62,8 +61,7 @@ def _checked_journal(journal: Any) -> Journal | str | None:
 
 
 def _checked_output(output: Any) -> Any:
-    if output is not None:
-        Output(output)
+    Reader(ScriptedBackend([]), output=output)
     return output
 
 
@@ -117,7 +115,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
         is_policy = isinstance(self.model, str) and self.model.startswith("policy:")
         if not is_policy:  # a policy's budgets are known once it is loaded
             Reader(ScriptedBackend([]), **self._settings)
-        self._templates(self.prompts or PromptSet.default())
+        self._templates(Reader(ScriptedBackend([]), prompts=self.prompts).prompts)
         return self
 
     @staticmethod
@@ -142,7 +140,8 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     def lc_attributes(self) -> dict[str, Any]:
         """The prompts and limits as dicts, and the class of an answer as its schema, which JSON can hold."""
         saved = {name: asdict(value) for name, value in (("prompts", self.prompts), ("limits", self.limits)) if value}
-        return saved | ({"output": Output(self.output).schema} if self.output else {})
+        output = Reader(ScriptedBackend([]), output=self.output).output
+        return saved | ({"output": output.schema} if output else {})
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:

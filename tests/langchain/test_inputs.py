@@ -57,7 +57,7 @@ async def test_a_loader_that_loads_only_async_is_read_by_async_calls(how: str) -
 @pytest.mark.parametrize("how", ["invoke", "stream"])
 @pytest.mark.parametrize("wrap", [lambda loader: loader, lambda loader: [loader]], ids=["alone", "in a list"])
 async def test_a_sync_call_says_that_a_loader_loads_only_async(wrap: Any, how: str) -> None:
-    with pytest.raises(UsageError, match="AsyncLoader loads only async; read it with .*ainvoke"):
+    with pytest.raises(UsageError, match=r"AsyncLoader loads only async; read it with .*ainvoke"):
         await section(wrap(AsyncLoader()), how)
 
 

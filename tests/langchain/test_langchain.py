@@ -32,7 +32,7 @@ from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.documents.base import Blob
 from langchain_core.language_models import FakeListLLM, GenericFakeChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.runnables import ConfigurableField, RunnableGenerator, RunnableLambda
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler

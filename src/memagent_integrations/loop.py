@@ -375,12 +375,14 @@ class AsyncChunks:
         """Fetch the chunk that `next` will return, if there is one left."""
         while not self._fetched or self._more:
             try:
-                item = await anext(self._source, None)
-                more = self._more and item and await asyncio.to_thread(self._more, item)
+                chunk = await anext(self._source, None)
+                ahead = bool(self._more and chunk and await asyncio.to_thread(self._more, chunk))
+                self._fetched.append(chunk)
             except MemAgentError as error:
-                item, more = error, False
-            self._fetched.append(item)
-            self._more = self._more if more else None
+                ahead = False
+                self._fetched.append(error)
+            if not ahead:
+                self._more = None
 
     def __iter__(self) -> Iterator[Chunk]:
         return self

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from memagent_integrations import __version__
 from memagent_integrations.cli.eval import eval_app
+from memagent_integrations.cli.memories import memories_app
 from memagent_integrations.cli.models import models_app
 from memagent_integrations.cli.read import read, resume
 from memagent_integrations.cli.runs import runs_app
@@ -88,5 +89,6 @@ app.command("trace", short_help="Make a page of a reading.")(make_page)
 runs_app.command("resume", short_help="Go on with a reading that was interrupted.")(resume)
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")
+app.add_typer(memories_app, name="memories")
 app.add_typer(eval_app, name="eval")
 app.add_typer(train_app, name="train")

@@ -85,6 +85,41 @@ _Journal = Annotated[
 _Run = Annotated[
     str | None, typer.Option(metavar="NAME", help="The reading's name in the journal.", show_default=False)
 ]
+_Memory = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Carry on the memory of this name in the journal.", show_default=False),
+]
+_MemoryText = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Start from this memory; - reads standard input.", show_default=False),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a reading starts from: a memory, or one that the journal has under a name; and the name of its run."""
+
+    run: str | None = None
+    memory: str | None = None
+    text: str | None = None
+
+    def check(self, files: Sequence[str], journal_file: Path | None) -> None:
+        """Raise a UsageError for what is wrong with it."""
+        if self.run is not None and not journal_file:
+            raise UsageError("--run names a reading in a journal; give --journal too")
+        if self.memory is not None and not journal_file:
+            raise UsageError("--memory names a memory in a journal; give --journal too")
+        if self.memory is not None and (self.run is not None or self.text is not None):
+            raise UsageError("--memory has runs and a text of its own: it excludes --run and --memory-text")
+        if self.text == _STDIN and _STDIN in files:
+            raise UsageError("standard input can be read once only")
+
+    def arguments(self, reader: Reader) -> dict[str, Any]:
+        """Return the arguments of `Reader.read`."""
+        if self.memory is not None and reader.journal:
+            return {"memory": reader.journal.memory(self.memory)}
+        text = "".join(_stdin()) if self.text == _STDIN else self.text
+        return {"memory": (text or "").strip(), "run": self.run}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +155,8 @@ def read(
     trace: _Trace = None,
     journal: _Journal = None,
     run: _Run = None,
+    memory: _Memory = None,
+    memory_text: _MemoryText = None,
     call_timeout: _CallTimeout = None,
     run_timeout: _RunTimeout = None,
     plan: _Plan = False,
@@ -129,8 +166,8 @@ def read(
     """Read FILE... for a question and write the answer to standard output."""
     output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
     _check(files, output, plan=plan, journal_file=journal)
-    if run is not None and not journal:
-        raise UsageError("--run names a reading in a journal; give --journal too")
+    start = Start(run=run, memory=memory, text=memory_text)
+    start.check(files, journal)
     make_reader = partial(
         Reader,
         model,
@@ -151,7 +188,7 @@ def read(
         with make_reader() as reader:
             _show(reader.plan(question, _document(files)), as_json=as_json)
     else:
-        _answer(partial(make_reader, journal=journal), (model, answer_model), question, files, run, output)
+        _answer(partial(make_reader, journal=journal), (model, answer_model), question, files, start, output)
 
 
 def resume(
@@ -192,7 +229,7 @@ def resume(
             answer_options=drop_none(base_url=answer_base_url),
         )
         names = (recorded.model, journal.settings(run).get("answer_model"))
-        _answer(make_reader, names, recorded.question, files, run, output)
+        _answer(make_reader, names, recorded.question, files, Start(run=run), output)
 
 
 def _check(files: Sequence[str], output: Output, *, plan: bool, journal_file: Path | None) -> None:
@@ -239,7 +276,7 @@ def _answer(
     names: _Models,
     question: str,
     files: Sequence[str],
-    run: str | None,
+    start: Start,
     output: Output,
 ) -> None:
     """Load the models, read, and write the answer."""
@@ -248,10 +285,11 @@ def _answer(
     loading = display(Console(stderr=True), f"loading {' and '.join(filter(None, names))}", quiet=output.quiet)
     with loading as progress, make_reader() as reader:
         try:
-            reading = _read(reader, question, files, progress, output, run)
+            reading = _read(reader, question, files, start, progress, output)
         except KeyboardInterrupt as stop:
             if reader.journal:
-                how = f"memagent runs resume {run} --journal {reader.journal.path.name}" if run else "the same command"
+                resume = f"memagent runs resume {start.run} --journal {reader.journal.path.name}"
+                how = resume if start.run else "the same command"
                 raise type(stop)(f"{str(stop) or 'interrupted'}; {how} goes on from here") from None
             raise
         progress.done(reading)
@@ -264,7 +302,7 @@ def _answer(
 
 
 def _read(
-    reader: Reader, question: str, files: Sequence[str], progress: ReadingProgress, output: Output, run: str | None
+    reader: Reader, question: str, files: Sequence[str], start: Start, progress: ReadingProgress, output: Output
 ) -> Reading:
     """Read the files. When that fails on the way, save the steps so far as the trace."""
     steps: list[Step] = []
@@ -275,10 +313,11 @@ def _read(
 
     rereadable = all(file != _STDIN and Path(file).is_file() for file in files)  # a pipe can be read only once
     progress.begin(reader.plan(question, _document(files)) if rereadable and not progress.quiet else None)
+    arguments = start.arguments(reader)
     try:
         if output.stream:
-            return _stream(reader.stream(question, _document(files), run=run), progress, on_step)
-        return reader.read(question, _document(files), progress=on_step, run=run)
+            return _stream(reader.stream(question, _document(files), **arguments), progress, on_step)
+        return reader.read(question, _document(files), progress=on_step, **arguments)
     except (MemAgentError, KeyboardInterrupt) as error:
         if output.trace and steps:
             unfinished = Reading(

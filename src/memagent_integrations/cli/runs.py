@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from memagent_integrations.cli import options
 from memagent_integrations.cli.streams import printable
+from memagent_integrations.cli.tables import one_line, write_table
 from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 
@@ -60,18 +58,10 @@ def list_runs(journal_file: options.JournalFile) -> None:
     with open_journal(journal_file, readonly=True) as journal:
         for run in journal.runs():
             branch = f"{run.parent} after {run.parent_step}" if run.parent else ""
-            question = printable(" ".join(run.question.split()))
+            question = one_line(run.question)
             created = f"{run.created:%Y-%m-%d %H:%M}"
             rows.append((run.name, str(run.steps), run.state, run.model, created, branch, question))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        for row in (_COLUMNS, *rows):
-            typer.echo("\t".join(row))
-        return
-    table = Table(*(Column(name, overflow="fold") for name in _COLUMNS), box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(Text, row))  # a question may look like rich's markup
-    console.print(table)
+    write_table(_COLUMNS, rows)
 
 
 @runs_app.command("show", short_help="Show the memory after every step of a run.")
@@ -80,6 +70,8 @@ def show_run(journal_file: options.JournalFile, run: options.RunName) -> None:
     with open_journal(journal_file, readonly=True) as journal:
         reading = journal.reading(run)
     typer.echo(printable(f"question: {reading.question}"))
+    if reading.steps and reading.steps[0].memory_before:
+        typer.echo(f"\n-- starts from\n{printable(reading.steps[0].memory_before)}")
     for step in reading.steps:
         if step.phase == "memory":
             where = f"characters {step.span.start:,}-{step.span.end:,}" if step.span else ""

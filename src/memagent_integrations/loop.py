@@ -16,10 +16,11 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from contextlib import aclosing, closing
 from dataclasses import replace
 
+from memagent_integrations.answers import AnswerStream
 from memagent_integrations.citations import Lineage
 from memagent_integrations.errors import BackendError, EmptyDocument, InUse, MemAgentError, UsageError
 from memagent_integrations.outputs import Output
-from memagent_integrations.prompts import AnswerStream, PromptSet, opened_by_template
+from memagent_integrations.prompts import PromptSet, opened_by_template
 from memagent_integrations.records import Budgets, Chunk, Event, Prompt, Reading, Reply, Step
 from memagent_integrations.tokens import Counter, cut
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -266,10 +266,9 @@ _SAYS_NO_CHANGE = (
 # a reply that is nothing but a remark about the memory
 _REMARK = re.compile(rf"\W*(?:{_SAYS_NO_CHANGE})(?:[\s:;,.]+(?:{_SAYS_NO_CHANGE})){{0,2}}\W*", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"\{(question|memory|section|words)\}")
-_THINKING_TAGS = {"<think>": "</think>", "<thinking>": "</thinking>"}
+THINKING_TAGS = {"<think>": "</think>", "<thinking>": "</thinking>"}
 _LEADING_THINKING = re.compile(r"(?:\s*<(think(?:ing)?)>.*?(?:</\1>|\Z))+", re.DOTALL)
-_JSON_STARTS = ("{", "[")
-_UNFINISHED_TAG = re.compile(r"<[/\w-]*\Z")
+JSON_STARTS = ("{", "[")
 
 
 def opened_by_template(text: str) -> bool:
@@ -291,7 +290,7 @@ def _without_leading_thinking(text: str) -> str:
     """Return a JSON reply without <think>...</think> blocks before it; where one is never closed, nothing is left."""
     thinking = _LEADING_THINKING.match(text)
     text = text[thinking.end() if thinking else 0 :].strip()
-    if text.startswith(_JSON_STARTS):
+    if text.startswith(JSON_STARTS):
         return text
     return re.split(r"</think(?:ing)?>", text, maxsplit=1)[-1].strip()  # the chat template opened the block
 
@@ -306,69 +305,6 @@ def last_boxed(text: str) -> str | None:
         elif open_braces and (start := open_braces.pop()) is not None and start > last_start:
             last_start, content = start, text[start : brace.start()]
     return content
-
-
-class AnswerStream:
-    """Turns the pieces of a streamed reply into pieces of the answer, without thinking and without tags around it.
-
-    Joined, the pieces are `PromptSet.parse_answer` of the whole reply; a boxed answer comes in one piece at the end.
-    There is one exception: when a reply closes a thinking block that the chat template opened, the text before has
-    already been yielded, and the whole answer follows it. Pass `thinking=True` if the reply begins inside such a block.
-    With `structured` the answer is JSON, as for `parse_answer`. Each character is looked at once.
-    """
-
-    def __init__(self, prompts: PromptSet, *, thinking: bool = False, structured: bool = False) -> None:
-        self._prompts, self._structured = prompts, structured
-        self._tags = re.compile(rf"(</?(?:think(?:ing)?{''.join('|' + tag for tag in prompts.tags)})>)")
-        self._longest_tag = max(len(tag) for tag in ("thinking", *prompts.tags)) + 3
-        # the tags that end the thinking block that we are in; none outside of one
-        self._closing_tags: tuple[str, ...] = tuple(_THINKING_TAGS.values()) if thinking else ()
-        self._unfinished = ""  # the end of the text, if it may be the beginning of a tag
-        self._gap: list[str] = []  # space and tags, which belong to the answer only if text follows
-        self._sent: list[str] = []
-        self._holding = (
-            prompts.answer_format == "boxed" and not structured
-        )  # whether to yield nothing more before the end
-
-    def feed(self, piece: str) -> Iterator[str]:
-        """Take a piece of the reply; yield the text that certainly belongs to the answer."""
-        text = self._unfinished + piece
-        unfinished = _UNFINISHED_TAG.search(text, max(len(text) - self._longest_tag, 0))
-        self._unfinished = unfinished[0] if unfinished else ""
-        for part in self._tags.split(text[: len(text) - len(self._unfinished)]):
-            if not self._holding:
-                yield from self._take(part)
-
-    def finish(self, reply: str) -> Iterator[str]:
-        """Take the complete reply; yield the rest of the answer."""
-        answer, sent = self._prompts.parse_answer(reply, structured=self._structured), "".join(self._sent)
-        if answer != sent:
-            yield answer.removeprefix(sent) if answer.startswith(sent) else f"\n\n{answer}"
-
-    def _take(self, part: str) -> Iterator[str]:
-        """Take a tag or the text between two tags."""
-        if self._closing_tags:
-            self._closing_tags = () if part in self._closing_tags else self._closing_tags
-        elif self._structured and self._sent:  # what stands in the strings of JSON is no tag
-            yield self._send(part)
-        elif part in _THINKING_TAGS:
-            self._closing_tags = (_THINKING_TAGS[part],)
-        elif part in _THINKING_TAGS.values():  # the chat template opened this block
-            self._holding = bool(self._sent)
-            self._gap = []
-        elif not part.strip() or self._tags.fullmatch(part):
-            self._gap.append(part)
-        elif self._structured and not part.lstrip().startswith(_JSON_STARTS):  # thinking, its block opened unseen
-            self._closing_tags = tuple(_THINKING_TAGS.values())
-        else:
-            yield self._send(part)
-
-    def _send(self, part: str) -> str:
-        """Return the next piece of the answer, without the space at its end, which is kept for the piece after it."""
-        piece = "".join([*self._gap, part]) if self._sent else part.lstrip()
-        self._gap = [piece[len(piece.rstrip()) :]]
-        self._sent.append(piece.rstrip())
-        return self._sent[-1]
 
 
 def _checked_template(template: Any) -> Template:

@@ -12,7 +12,8 @@ from helpers.loopback import Loopback, chat
 from pydantic import BaseModel, ConfigDict
 
 from memagent_integrations import BackendError, Reader, UsageError
-from memagent_integrations.backends.openai import OpenAIBackend, strict_schema
+from memagent_integrations.backends.openai import OpenAIBackend
+from memagent_integrations.backends.schemas import strict_schema
 from memagent_integrations.records import Message, Prompt
 
 pytestmark = [pytest.mark.heavy, pytest.mark.openai]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_integrations import PromptSet, UsageError
-from memagent_integrations.prompts import AnswerStream, last_boxed, opened_by_template, strip_thinking
+from memagent_integrations.answers import AnswerStream
+from memagent_integrations.prompts import last_boxed, opened_by_template, strip_thinking
 from memagent_integrations.records import Layout
 from memagent_integrations.sanitize import neutralise
 

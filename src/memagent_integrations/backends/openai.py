@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import re
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
@@ -18,6 +17,7 @@ import openai
 from memagent_integrations.backends.base import Backend, closed_error, digest
 from memagent_integrations.backends.failures import translated
 from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
+from memagent_integrations.backends.schemas import response_format
 from memagent_integrations.checks import check_int, check_number, drop_none
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
@@ -25,8 +25,6 @@ from memagent_integrations.sanitize import neutralise
 from memagent_integrations.tokens import Counter, counter_of, load_counter
 
 _COUNTING_TIMEOUT = 60.0  # seconds
-_SCHEMAS = ("items", "anyOf", "allOf", "oneOf")  # keywords of JSON Schema whose values are schemas
-_SCHEMAS_BY_NAME = ("properties", "$defs", "definitions")
 LimitParameter = Literal["max_tokens", "max_completion_tokens"]
 
 
@@ -258,22 +256,10 @@ class OpenAIBackend(Backend):
             **self._options,
         }
         if prompt.schema is not None:
-            request["response_format"] = self._response_format(prompt.schema)
+            request["response_format"] = response_format(prompt.schema, hosted=self._hosted)
         if prompt.deadline:
             request["timeout"] = self._seconds(prompt)
         return request | {"stream": True, "stream_options": {"include_usage": True}} if stream else request
-
-    def _response_format(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameter that makes a server keep to a schema.
-
-        OpenAI does that surely for schemas in its strict form alone. Other servers keep to any.
-        """
-        strict = strict_schema(schema) if self._hosted else None
-        name = re.sub(r"[^a-zA-Z0-9_-]+", "_", str(schema.get("title") or "answer"))[:64]
-        return {
-            "type": "json_schema",
-            "json_schema": drop_none(name=name, schema=strict or dict(schema), strict=True if strict else None),
-        }
 
     def _seconds(self, prompt: Prompt) -> float:
         """Return how many seconds a call for this prompt may take."""
@@ -324,38 +310,6 @@ class OpenAIBackend(Backend):
         if not isinstance(answer, dict) or not isinstance(tokens, list):
             raise BackendError(f"{self._address} did not answer /tokenize with tokens")
         return len(tokens), _int_or_none(answer.get("max_model_len"))
-
-
-def strict_schema(schema: Any) -> Any:
-    """Return a JSON Schema in OpenAI's strict form: every object has all of its keys and no others.
-
-    None: it has no such form, because an object of it may have any keys.
-    """
-    if isinstance(schema, list):
-        items = [strict_schema(item) for item in schema]
-        return None if any(item is None for item in items) else items
-    if not isinstance(schema, Mapping):
-        return schema
-    if "patternProperties" in schema or schema.get("additionalProperties") not in (None, False):
-        return None
-    properties = schema.get("properties")
-    if schema.get("type") == "object" and not properties:
-        return None
-    strict: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            value = {key: strict_schema(part) for key, part in value.items()}
-            if any(part is None for part in value.values()):
-                return None
-        elif name in _SCHEMAS:
-            value = strict_schema(value)
-            if value is None:
-                return None
-        if name != "default":  # a key that is always there needs none, and OpenAI refuses it
-            strict[name] = value
-    if properties:
-        strict |= {"required": list(properties), "additionalProperties": False}
-    return strict
 
 
 class _CompletionBuilder(ReplyBuilder):

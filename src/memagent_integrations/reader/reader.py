@@ -19,6 +19,7 @@ from memagent_integrations.journal import Journal, NamedMemory
 from memagent_integrations.loop import AsyncCall, Turns, adrive, drive
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader.loading import TWO_LAYOUTS, load_setup, names_policy
 from memagent_integrations.reader.many import (
     AsyncProgress,
     Job,
@@ -35,7 +36,6 @@ from memagent_integrations.reader.many import (
 from memagent_integrations.reader.model import Model
 from memagent_integrations.reader.position import Position, loaded_document
 from memagent_integrations.reader.recorded import recorded_turns
-from memagent_integrations.reader.setup import TWO_LAYOUTS, load_setup, names_policy
 from memagent_integrations.reader.unanswered import Unanswered
 from memagent_integrations.records import Budgets, Chunk, Event, Layout, Plan, Reading
 from memagent_integrations.telemetry import traced

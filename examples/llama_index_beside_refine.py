@@ -85,7 +85,7 @@ def refine(llm: Counted, document: Document) -> str:
 def memory(llm: Counted, document: Document) -> str:
     model = LLMBackend(llm, tokenizer=llm.backend.count, limit_parameter="max_tokens")
     engine = MemAgentQueryEngine.from_documents(
-        [document], model=model, chunk_tokens=CHUNK, memory_tokens=OUTPUT, output_tokens=OUTPUT
+        [document], llm=model, chunk_tokens=CHUNK, memory_tokens=OUTPUT, output_tokens=OUTPUT
     )
     return str(engine.query(QUESTION))
 

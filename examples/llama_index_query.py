@@ -1,7 +1,7 @@
 """A question about LlamaIndex documents of any length, with the parts of the documents that were read for it.
 
 It runs offline: the model follows a script. For a real one pass a LlamaIndex LLM or a name such as "openai:gpt-5-mini"
-as `model=`; without it, `Settings.llm` is used.
+as `llm=`; without it, `Settings.llm` is used.
 """
 
 from llama_index.core.schema import Document
@@ -23,7 +23,7 @@ def main() -> None:
     )
     prompts = PromptSet.default(no_change=True)  # the model may say that a section brings nothing new
     engine = MemAgentQueryEngine.from_documents(
-        DOCUMENTS, model=backend, prompts=prompts, chunk_tokens=300, memory_tokens=100, streaming=True
+        DOCUMENTS, llm=backend, prompts=prompts, chunk_tokens=300, memory_tokens=100, streaming=True
     )
     response = engine.query("What is the code of the north gate?")
     for text in response.response_gen:

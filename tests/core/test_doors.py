@@ -157,7 +157,7 @@ def compressor(backend: Replies) -> None:
 
 
 def query_engine(backend: Replies) -> None:
-    MemAgentQueryEngine.from_documents([Document(text=TEXT)], model=backend, **SIZES).query(QUESTION)
+    MemAgentQueryEngine.from_documents([Document(text=TEXT)], llm=backend, **SIZES).query(QUESTION)
 
 
 async def workflow(backend: Replies) -> None:

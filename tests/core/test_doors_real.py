@@ -85,7 +85,7 @@ def test_a_graph_is_cut_off_and_its_memory_edited(
 
 def test_a_query_engine(backend: Backend, document: Path) -> None:
     engine = MemAgentQueryEngine.from_documents(
-        [Document(text=document.read_text(encoding="utf-8"))], model=backend, **SIZES
+        [Document(text=document.read_text(encoding="utf-8"))], llm=backend, **SIZES
     )
     response = engine.query(QUESTION)
     assert str(response).strip()

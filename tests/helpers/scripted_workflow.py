@@ -32,7 +32,7 @@ class WorkflowModel:
         return "fair" if prompt.phase == "answer" else f"note {len(self.calls)}"
 
     def workflow(self, **options: Any) -> MemAgentWorkflow:
-        return MemAgentWorkflow(**{"model": self.backend, "load": {"log": TEXT}.__getitem__, **SIZES, **options})
+        return MemAgentWorkflow(**{"llm": self.backend, "load": {"log": TEXT}.__getitem__, **SIZES, **options})
 
     @property
     def phases(self) -> list[str]:

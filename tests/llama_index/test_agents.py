@@ -77,7 +77,7 @@ def backend(answer: str = "7319") -> ScriptedBackend:
 
 def engine(answer: str = "7319", **options: Any) -> MemAgentQueryEngine:
     pages = [Document(text="The code of the north gate is 7319. " * 20, id_="log")]
-    return MemAgentQueryEngine.from_documents(pages, model=backend(answer), **SIZES, **options)
+    return MemAgentQueryEngine.from_documents(pages, llm=backend(answer), **SIZES, **options)
 
 
 def tool(name: str = "log", answer: str = "7319", **options: Any) -> QueryEngineTool:
@@ -117,7 +117,7 @@ async def test_an_agent_asks_several_times_at_once() -> None:
 
 async def test_a_reading_that_fails_is_told_to_the_agent() -> None:
     broken = MemAgentQueryEngine.from_documents(
-        [Document(text="x")], model=ScriptedBackend([BackendError("the server is down")]), **SIZES
+        [Document(text="x")], llm=ScriptedBackend([BackendError("the server is down")]), **SIZES
     )
     llm = Agent(script=[call("log", "What?"), say("I could not read it.")])
     agent = FunctionAgent(tools=[QueryEngineTool.from_defaults(broken, name="log", description="d")], llm=llm)

@@ -225,7 +225,7 @@ async def test_many_runs_of_one_workflow_do_not_wait_for_each_other() -> None:
             return self.complete(prompt)
 
     workflow = MemAgentWorkflow(
-        model=Meeting(lambda prompt: "fair", concurrency=8), load={"log": TEXT}.__getitem__, **SIZES
+        llm=Meeting(lambda prompt: "fair", concurrency=8), load={"log": TEXT}.__getitem__, **SIZES
     )
     results = await asyncio.gather(
         *(workflow.run(question=f"{QUESTION} {number}", document="log") for number in range(8))

@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr
 
 from memagent_integrations.conversation import QUESTION, transcript
 from memagent_integrations.errors import BackendError, UsageError
-from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, chosen_model, reader_over
+from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Step
 from memagent_integrations.sanitize import harmless
@@ -29,9 +29,8 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
         Memory.from_defaults(memory_blocks=[MemAgentMemoryBlock(llm, memory_tokens=500)])
 
     Args:
-        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up at
-            the first call.
-        model: another name for `llm`.
+        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up for
+            each reading.
         tokenizer: counts the tokens of a LlamaIndex LLM, see `LLMBackend`.
         question: what the memory is for.
         name: the block's name in the prompt.
@@ -65,7 +64,6 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
         self,
         llm: Model = None,
         *,
-        model: Model = None,
         tokenizer: str | Counter | None = None,
         question: str = QUESTION,
         name: str = "overwrite_memory",
@@ -78,11 +76,13 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
     ) -> None:
         if settings.get("journal") is not None:
             raise UsageError("a conversation is not recorded in a journal; keep the block's model_dump")
+        if settings.get("answer_llm") is not None or settings.get("output_cls") is not None:
+            raise UsageError("a memory block answers nothing; answer_llm and output_cls are for a query engine")
         if not isinstance(question, str) or not question.strip():
             raise UsageError("the question is empty")
         fields: dict[str, Any] = {"question": question, "name": name, "description": description, "priority": priority}
         fields |= {"accept_short_term_memory": accept_short_term_memory, "memory": memory, "pending": pending}
-        fields["reader"] = reader_over(chosen_model(llm, model), tokenizer, **settings)
+        fields["reader"] = reader_over(llm, tokenizer, **settings)
         super().__init__(**fields)
 
     async def afold(self) -> None:

@@ -1,7 +1,8 @@
-"""A query engine over documents, nodes, or a retriever."""
+"""A query engine over documents, nodes, an index, or a retriever."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Self, Unpack
 
@@ -10,22 +11,38 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
-from llama_index.core.prompts.mixin import PromptMixinType
+from llama_index.core.indices.base import BaseIndex
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.prompts.mixin import PromptDictType, PromptMixinType
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import Document, NodeWithScore, QueryBundle
+from llama_index.core.schema import Document, NodeWithScore, QueryBundle, QueryType
 
+from memagent_integrations.checks import check_int
 from memagent_integrations.documents import is_async, is_one_shot
 from memagent_integrations.errors import UsageError
+from memagent_integrations.llama_index.index import WholeIndex
 from memagent_integrations.llama_index.record import items_of
-from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer, Model, SynthesizerSettings
+from memagent_integrations.llama_index.settings import Model
+from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer, SynthesizerSettings
+from memagent_integrations.records import Plan, Reading
+
+Postprocessors = Sequence[BaseNodePostprocessor] | None
 
 
 class MemAgentQueryEngine(BaseQueryEngine):
     """Answers queries by reading all of its documents, its nodes, or what its retriever returns.
 
-    `source` is a `BaseRetriever`, or what `documents.pieces` takes: LlamaIndex documents or nodes, a reader with
-    `lazy_load_data`, an iterator (for one query), an async iterator (for one `aquery`). The synthesizer's settings
-    decide whether the answer is streamed.
+    Args:
+        source: a `BaseRetriever`, or what `documents.pieces` takes: LlamaIndex documents or nodes, a reader with
+            `lazy_load_data`, an iterator (for one query), an async iterator (for one `aquery`).
+        response_synthesizer: answers from the nodes; default: a `MemAgentSynthesizer`. Its settings decide whether the
+            answer is streamed.
+        node_postprocessors: change the nodes before they are read, one after the other. An iterator is then read whole
+            first.
+        callback_manager: gets the events; default: that of the synthesizer.
+
+    Raises:
+        UsageError: the source cannot be read.
     """
 
     def __init__(
@@ -33,32 +50,82 @@ class MemAgentQueryEngine(BaseQueryEngine):
         source: Any,
         response_synthesizer: BaseSynthesizer | None = None,
         *,
+        node_postprocessors: Postprocessors = None,
         callback_manager: CallbackManager | None = None,
     ) -> None:
         self._source: Any = [Document(text=source)] if isinstance(source, str) else source
         self._used = False
         self._response_synthesizer = response_synthesizer or MemAgentSynthesizer(callback_manager=callback_manager)
         super().__init__(callback_manager=callback_manager or self._response_synthesizer.callback_manager)
+        self._node_postprocessors = list(node_postprocessors or ())
+        for postprocessor in self._node_postprocessors:
+            postprocessor.callback_manager = self.callback_manager
 
     @classmethod
-    def from_documents(cls, documents: Any, model: Model = None, **settings: Unpack[SynthesizerSettings]) -> Self:
-        """Return an engine over documents, with a `MemAgentSynthesizer` of this model and these settings."""
-        return cls(documents, MemAgentSynthesizer(model=model, **settings))
+    def from_documents(
+        cls,
+        documents: Any,
+        llm: Model = None,
+        *,
+        node_postprocessors: Postprocessors = None,
+        **settings: Unpack[SynthesizerSettings],
+    ) -> Self:
+        """Return an engine over documents, with a `MemAgentSynthesizer` of this LLM and these settings."""
+        return cls(documents, MemAgentSynthesizer(llm, **settings), node_postprocessors=node_postprocessors)
 
     @classmethod
-    def from_nodes(cls, nodes: Any, model: Model = None, **settings: Unpack[SynthesizerSettings]) -> Self:
+    def from_nodes(
+        cls,
+        nodes: Any,
+        llm: Model = None,
+        *,
+        node_postprocessors: Postprocessors = None,
+        **settings: Unpack[SynthesizerSettings],
+    ) -> Self:
         """`from_documents` for nodes; a list of scored nodes is put in document order."""
-        return cls(nodes, MemAgentSynthesizer(model=model, **settings))
+        return cls(nodes, MemAgentSynthesizer(llm, **settings), node_postprocessors=node_postprocessors)
 
     @classmethod
     def from_retriever(
-        cls, retriever: BaseRetriever, model: Model = None, **settings: Unpack[SynthesizerSettings]
+        cls,
+        retriever: BaseRetriever,
+        llm: Model = None,
+        *,
+        node_postprocessors: Postprocessors = None,
+        **settings: Unpack[SynthesizerSettings],
     ) -> Self:
-        """Return an engine that reads what the retriever returns, in document order.
+        """Return an engine that reads what the retriever returns, in document order."""
+        if not isinstance(retriever, BaseRetriever):
+            raise UsageError(f"retriever has to be a LlamaIndex retriever, not {type(retriever).__name__}")
+        return cls(retriever, MemAgentSynthesizer(llm, **settings), node_postprocessors=node_postprocessors)
 
-        For node postprocessors use LlamaIndex's `RetrieverQueryEngine`.
+    @classmethod
+    def from_index(
+        cls,
+        index: BaseIndex[Any],
+        llm: Model = None,
+        *,
+        retriever: BaseRetriever | None = None,
+        similarity_top_k: int | None = None,
+        node_postprocessors: Postprocessors = None,
+        **settings: Unpack[SynthesizerSettings],
+    ) -> Self:
+        """Return an engine that reads all nodes of an index, those that it has when the query comes.
+
+        With `similarity_top_k` it reads that many nodes, which the index finds for the query; with a `retriever`, such
+        as `index.as_retriever(...)`, what that returns. Nodes are read in document order.
+
+        Raises:
+            UsageError: both are given, or a setting is wrong; from a query: the index does not list its nodes.
         """
-        return cls(retriever, MemAgentSynthesizer(model=model, **settings))
+        if retriever is not None and similarity_top_k is not None:
+            raise UsageError("similarity_top_k is for the index's own retriever; pass it or a retriever, not both")
+        whole = WholeIndex(index)
+        if similarity_top_k is not None:
+            check_int(similarity_top_k=similarity_top_k)
+            retriever = index.as_retriever(similarity_top_k=similarity_top_k)
+        source = whole if retriever is None else retriever
+        return cls(source, MemAgentSynthesizer(llm, **settings), node_postprocessors=node_postprocessors)
 
     def __getstate__(self) -> dict[str, Any]:
         if is_one_shot(self._source):
@@ -70,11 +137,52 @@ class MemAgentQueryEngine(BaseQueryEngine):
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"response_synthesizer": self._response_synthesizer}
 
+    def update_prompts(self, prompts_dict: PromptDictType) -> None:
+        """Change the prompts with these names, of those that `get_prompts` shows.
+
+        Raises:
+            UsageError: there is no such prompt, or a template cannot be used; then none is changed.
+        """
+        known = self.get_prompts()
+        unknown = [name for name in prompts_dict if name not in known]
+        if unknown:
+            raise UsageError(f"there is no prompt {unknown[0]!r}; the prompts are {', '.join(known)}")
+        super().update_prompts(prompts_dict)
+
+    def reading(self, query: QueryType, *, run: str | None = None) -> Reading:
+        """Return the reading for a query: its answer, its memory, and every step.
+
+        `run` names it in the journal, in place of the setting `run`.
+
+        Raises:
+            as `Reader.read`.
+        """
+        bundle = _bundle(query)
+        return self._synthesizer.reading(bundle, self._nodes(bundle), run=run)
+
+    async def areading(self, query: QueryType, *, run: str | None = None) -> Reading:
+        """`reading`, async."""
+        bundle = _bundle(query)
+        return await self._synthesizer.areading(bundle, await self._anodes(bundle), run=run)
+
+    def plan(self, query: QueryType) -> Plan:
+        """Return what a query would take, without calling the model; a retriever is asked.
+
+        Raises:
+            as `Reader.plan`.
+        """
+        bundle = _bundle(query)
+        if is_one_shot(self._source):
+            raise UsageError("a plan would use up this iterator; make the engine from a list or from a reader")
+        return self._synthesizer.plan(bundle, self._nodes(bundle))
+
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """Return all nodes that would be read for the query."""
-        if isinstance(self._source, BaseRetriever):
-            return self._source.retrieve(query_bundle)
-        return list(map(_scored, items_of(self._take())))
+        return list(map(_scored, items_of(self._nodes(query_bundle))))
+
+    async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """`retrieve`, async."""
+        return await _alist(await self._anodes(query_bundle))
 
     def synthesize(
         self, query_bundle: QueryBundle, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None
@@ -91,25 +199,55 @@ class MemAgentQueryEngine(BaseQueryEngine):
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         payload: dict[str, Any] = {EventPayload.QUERY_STR: query_bundle.query_str}
         with self.callback_manager.event(CBEventType.QUERY, payload=payload) as event:
-            _check(query_bundle)
-            is_retriever = isinstance(self._source, BaseRetriever)
-            nodes = self._source.retrieve(query_bundle) if is_retriever else self._take()
-            response = self.synthesize(query_bundle, nodes)
+            response = self.synthesize(query_bundle, self._nodes(_bundle(query_bundle)))
             event.on_end(payload={EventPayload.RESPONSE: response})
         return response
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         payload: dict[str, Any] = {EventPayload.QUERY_STR: query_bundle.query_str}
         with self.callback_manager.event(CBEventType.QUERY, payload=payload) as event:
-            _check(query_bundle)
-            is_retriever = isinstance(self._source, BaseRetriever)
-            nodes = await self._source.aretrieve(query_bundle) if is_retriever else self._take()
-            response = await self.asynthesize(query_bundle, nodes)
+            response = await self.asynthesize(query_bundle, await self._anodes(_bundle(query_bundle)))
             event.on_end(payload={EventPayload.RESPONSE: response})
         return response
 
+    @property
+    def _synthesizer(self) -> MemAgentSynthesizer:
+        """The synthesizer, if it is one of ours."""
+        if not isinstance(self._response_synthesizer, MemAgentSynthesizer):
+            raise UsageError(
+                f"a {type(self._response_synthesizer).__name__} has no readings; "
+                "this needs a MemAgentSynthesizer as response_synthesizer"
+            )
+        return self._response_synthesizer
+
+    def _nodes(self, query_bundle: QueryBundle) -> Any:
+        """Return what is read for a query."""
+        if isinstance(self._source, BaseRetriever):
+            nodes: Any = self._source.retrieve(query_bundle)
+        else:
+            nodes = self._source.nodes() if isinstance(self._source, WholeIndex) else self._take()
+        if self._node_postprocessors:
+            nodes = list(map(_scored, items_of(nodes)))
+        for postprocessor in self._node_postprocessors:
+            nodes = postprocessor.postprocess_nodes(nodes, query_bundle=query_bundle)
+        return nodes
+
+    async def _anodes(self, query_bundle: QueryBundle) -> Any:
+        """`_nodes`, async."""
+        if isinstance(self._source, BaseRetriever):
+            nodes: Any = await self._source.aretrieve(query_bundle)
+        elif isinstance(self._source, WholeIndex):
+            nodes = await asyncio.to_thread(self._source.nodes)
+        else:
+            nodes = self._take()
+        if self._node_postprocessors:
+            nodes = await _alist(nodes)
+        for postprocessor in self._node_postprocessors:
+            nodes = await postprocessor.apostprocess_nodes(nodes, query_bundle=query_bundle)
+        return nodes
+
     def _take(self) -> Any:
-        """Return what is read for a query. An iterator is good for one query."""
+        """Return the source for a query. An iterator is good for one query."""
         if not is_one_shot(self._source):
             return self._source
         return self._aitems() if is_async(self._source) else self._items()
@@ -133,10 +271,19 @@ class MemAgentQueryEngine(BaseQueryEngine):
         self._used = True
 
 
-def _check(query_bundle: QueryBundle) -> None:
-    """Refuse an empty question, before a retriever gets it."""
-    if not query_bundle.query_str.strip():
+def _bundle(query: QueryType) -> QueryBundle:
+    """Return the query, unless it is empty: a retriever does not get such a one."""
+    bundle = QueryBundle(query) if isinstance(query, str) else query
+    if not bundle.query_str.strip():
         raise UsageError("the question is empty")
+    return bundle
+
+
+async def _alist(nodes: Any) -> list[NodeWithScore]:
+    """Return the nodes of a source as a list, loaded in a thread."""
+    if is_async(nodes):
+        return [_scored(item) async for item in nodes]
+    return await asyncio.to_thread(lambda: list(map(_scored, items_of(nodes))))
 
 
 def _scored(item: Any) -> NodeWithScore:

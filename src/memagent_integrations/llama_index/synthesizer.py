@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, Unpack
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.base.response.schema import RESPONSE_TYPE, AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
-from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
-from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryType, TextNode
@@ -23,37 +19,17 @@ from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index_instrumentation import get_dispatcher
 
 from memagent_integrations.backends import Backend
-from memagent_integrations.calls import Limits
-from memagent_integrations.checks import check_names
+from memagent_integrations.documents import is_one_shot
 from memagent_integrations.errors import UsageError
-from memagent_integrations.journal import Journal
 from memagent_integrations.llama_index.backend import LLMBackend
 from memagent_integrations.llama_index.record import ResponseRecord
+from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
 from memagent_integrations.llama_index.streaming import AnswerTexts
-from memagent_integrations.prompts import PromptSet, Template
-from memagent_integrations.reader import Reader
-from memagent_integrations.records import Layout, Message, Phase, Role
+from memagent_integrations.llama_index.templates import from_llama_index, to_llama_index
+from memagent_integrations.records import Phase, Plan, Reading
 from memagent_integrations.tokens import Counter
 
 dispatcher = get_dispatcher(__name__)
-
-Model = LLM | Backend | str | None
-
-
-class ReaderSettings(TypedDict, total=False):
-    """The arguments of `Reader` besides the model."""
-
-    prompts: PromptSet | None
-    layout: Layout | None
-    chunk_tokens: int | None
-    memory_tokens: int | None
-    question_tokens: int | None
-    output_tokens: int | None
-    overlap_tokens: int | None
-    window: int | None
-    journal: Journal | str | Path | None
-    limits: Limits | None
-    backend_options: Mapping[str, Any] | None
 
 
 class SynthesizerSettings(ReaderSettings, total=False):
@@ -64,22 +40,26 @@ class SynthesizerSettings(ReaderSettings, total=False):
     include_text: bool
     empty_response: str | None
     callback_manager: CallbackManager | None
+    memory: str
+    run: str | None
 
 
 class MemAgentSynthesizer(BaseSynthesizer):
     """Answers from nodes that it reads chunk by chunk, in document order, with a memory of bounded size.
 
     Args:
-        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up at
-            the first call.
-        model: another name for `llm`.
+        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up for
+            each reading.
         tokenizer: counts the tokens of a LlamaIndex LLM, see `LLMBackend`; a backend has its own.
         streaming: whether to stream the answer. The memory is made before the response is returned, the answer is asked
             for where it is consumed: in any thread or event loop.
         include_text: whether the source nodes hold their text.
         empty_response: the answer when there are no nodes.
         callback_manager: gets the events of this synthesizer and of (a copy of) the LLM.
-        settings: as in `Reader`.
+        memory: the memory that every reading starts from, such as `metadata["memagent"]["memory"]` of a response.
+        run: the name of the reading in the journal, as in `Reader.read`. It is one reading, of one question.
+        settings: as in `Reader`; `answer_llm` is another model for the answer, and with `output_cls`, a pydantic model
+            class, answers are `PydanticResponse`s.
 
     Nodes may be a list, an iterator, or an async iterator (for the async methods); iterators are read lazily. A
     response has a source node for each part of a node that was in a chunk, with its position in the source document
@@ -94,28 +74,30 @@ class MemAgentSynthesizer(BaseSynthesizer):
         self,
         llm: Model = None,
         *,
-        model: Model = None,
         tokenizer: str | Counter | None = None,
         streaming: bool = False,
         include_text: bool = False,
         empty_response: str | None = None,
         callback_manager: CallbackManager | None = None,
+        memory: str = "",
+        run: str | None = None,
         **settings: Unpack[ReaderSettings],
     ) -> None:
         # super().__init__() is not called: it would set the callback manager of the caller's LLM, and make Settings.llm
-        chosen = chosen_model(llm, model)
+        self._output_cls = settings.get("output_cls")
         if streaming:
-            _check_streams(chosen)
+            _check_streams(llm, self._output_cls)
         self._streaming, self._include_text = streaming, include_text
-        self._output_cls, self._multimodal = None, False
+        self._memory, self._run = memory, run
+        self._multimodal = False
         self._empty_response = empty_response or "Empty Response"
         self._callback_manager = callback_manager or Settings.callback_manager
-        self.reader = reader_over(chosen, tokenizer, callback_manager, **settings)
+        self.reader = reader_over(llm, tokenizer, callback_manager, **settings)
 
     @property
     def _llm(self) -> Any:  # type: ignore[override]  # the base class looks here whether answers are objects
-        backend = self.reader.backend
-        return backend.llm if isinstance(backend, LLMBackend) else None
+        backend = self.reader.answer_backend
+        return backend.llm if isinstance(backend, LLMBackend) and not self._output_cls else None
 
     @property
     def callback_manager(self) -> CallbackManager:
@@ -127,16 +109,15 @@ class MemAgentSynthesizer(BaseSynthesizer):
         self._callback_manager = callback_manager
 
     def _get_prompts(self) -> PromptDictType:
-        return {
-            "memory": _to_template(self.reader.prompts, "memory"),
-            "answer": _to_template(self.reader.prompts, "answer"),
-        }
+        prompts = self.reader.prompts
+        return {"memory": to_llama_index(prompts.update), "answer": to_llama_index(prompts.answer)}
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
         unknown = [name for name in prompts if name not in ("memory", "answer")]
         if unknown:
             raise UsageError(f"there is no prompt {unknown[0]!r}; the prompts are memory and answer")
-        new = {name: _template(prompts[name]) for name in prompts}
+        models: dict[Phase, Backend] = {"memory": self.reader.backend, "answer": self.reader.answer_backend}
+        new = {phase: from_llama_index(prompts[phase], phase, models[phase]) for phase in models if phase in prompts}
         changed = self.reader.prompts.changed(update=new.get("memory"), answer=new.get("answer"))
         self.reader = self.reader.changed(prompts=changed)  # readings under way keep the reader they began with
 
@@ -152,6 +133,34 @@ class MemAgentSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TEXT_TYPE:
         """`get_response`, async."""
         return await self._aread(query_str, _nodes(text_chunks), self._record())
+
+    def reading(self, query: QueryType, nodes: Any, *, run: str | None = None) -> Reading:
+        """Return the whole reading of these nodes: its answer, its memory, and every step.
+
+        `run` names it in the journal, in place of this synthesizer's `run`.
+
+        Raises:
+            as `Reader.read`.
+        """
+        record = self._record()
+        reading = self.reader.read(_text_of(query), record.watch(nodes), **self._reading_settings(record, run))
+        record.end(reading)
+        return reading
+
+    async def areading(self, query: QueryType, nodes: Any, *, run: str | None = None) -> Reading:
+        """`reading`, async."""
+        record = self._record()
+        reading = await self.reader.aread(_text_of(query), record.watch(nodes), **self._reading_settings(record, run))
+        record.end(reading)
+        return reading
+
+    def plan(self, query: QueryType, nodes: Any) -> Plan:
+        """Return what a reading of these nodes would take, without calling the model.
+
+        Raises:
+            as `Reader.plan`.
+        """
+        return self.reader.plan(_text_of(query), nodes if is_one_shot(nodes) else _Again(nodes, self._record()))
 
     def synthesize(
         self,
@@ -201,7 +210,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
             return result
 
         dispatcher.event(SynthesizeStartEvent(query=query))
-        question = query if isinstance(query, str) else query.query_str
+        question = _text_of(query)
         with self._callback_manager.event(CBEventType.SYNTHESIZE, payload={EventPayload.QUERY_STR: question}) as event:
             yield question, finish
             event.on_end(payload={EventPayload.RESPONSE: response})
@@ -211,16 +220,25 @@ class MemAgentSynthesizer(BaseSynthesizer):
         return ResponseRecord(self.reader.backend.name, self._include_text)
 
     def _read(self, question: str, document: Any, record: ResponseRecord) -> RESPONSE_TEXT_TYPE:
+        settings = self._reading_settings(record)
         if not self._streaming:
-            return record.end(self.reader.read(question, document, progress=record.step))
+            return self._object(record.end(self.reader.read(question, document, **settings)))
         _check_streams(self._llm)
-        return AnswerTexts(self.reader.begin(question, document, progress=record.step), record).texts()
+        return AnswerTexts(self.reader.begin(question, document, **settings), record).texts()
 
     async def _aread(self, question: str, document: Any, record: ResponseRecord) -> RESPONSE_TEXT_TYPE:
+        settings = self._reading_settings(record)
         if not self._streaming:
-            return record.end(await self.reader.aread(question, document, progress=record.step))
+            return self._object(record.end(await self.reader.aread(question, document, **settings)))
         _check_streams(self._llm)
-        return AnswerTexts(await self.reader.abegin(question, document, progress=record.step), record).atexts()
+        return AnswerTexts(await self.reader.abegin(question, document, **settings), record).atexts()
+
+    def _reading_settings(self, record: ResponseRecord, run: str | None = None) -> dict[str, Any]:
+        return {"memory": self._memory, "run": run or self._run, "progress": record.step}
+
+    def _object(self, answer: str) -> RESPONSE_TEXT_TYPE:
+        """Return the object that an answer is, or its text."""
+        return self.reader.output.parse(answer) if self.reader.output else answer
 
     def _respond(
         self, answer: RESPONSE_TEXT_TYPE, record: ResponseRecord, additional: Sequence[NodeWithScore] | None
@@ -228,6 +246,20 @@ class MemAgentSynthesizer(BaseSynthesizer):
         response = self._prepare_response_output(answer, [*record.source_nodes(), *(additional or ())])
         response.metadata = {**(response.metadata or {}), "memagent": record.summary}
         return response
+
+
+class _Again:
+    """Nodes as a reading sees them, whenever they are asked for."""
+
+    def __init__(self, nodes: Any, record: ResponseRecord) -> None:
+        self._nodes, self._record = nodes, record
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._record.watch(self._nodes))
+
+
+def _text_of(query: QueryType) -> str:
+    return query if isinstance(query, str) else query.query_str
 
 
 def _nodes(texts: Sequence[str]) -> list[TextNode]:
@@ -238,51 +270,7 @@ def _is_empty(nodes: Any) -> bool:
     return isinstance(nodes, Sequence) and not nodes
 
 
-def _check_streams(llm: Any) -> None:
+def _check_streams(llm: Any, output_cls: Any = None) -> None:
     """Refuse to stream the answer of a structured LLM."""
-    if isinstance(llm, StructuredLLM):
+    if isinstance(llm, StructuredLLM) or output_cls:
         raise UsageError("a structured answer cannot be streamed; pass streaming=False")
-
-
-def chosen_model(llm: Model, model: Model) -> Model:
-    """Return the model that was passed, under either name."""
-    if llm is not None and model is not None:
-        raise UsageError("llm and model mean the same; pass one of them")
-    return model if llm is None else llm
-
-
-def reader_over(
-    model: Model,
-    tokenizer: str | Counter | None = None,
-    callback_manager: CallbackManager | None = None,
-    **settings: Unpack[ReaderSettings],
-) -> Reader:
-    """Return a reader over a LlamaIndex LLM, a `Backend`, or the name of one."""
-    check_names(settings, ReaderSettings.__annotations__)
-    if not isinstance(model, (str, Backend)):
-        return Reader(LLMBackend(model, tokenizer=tokenizer, callback_manager=callback_manager), **settings)
-    if tokenizer is not None:
-        raise UsageError(
-            "tokenizer goes with a LlamaIndex LLM; a backend counts by itself (load_backend may take a tokenizer)"
-        )
-    return Reader(model, **settings)
-
-
-def _to_template(prompts: PromptSet, phase: Phase) -> BasePromptTemplate:
-    """Return the template of a phase as LlamaIndex has it: of one text, or of several messages."""
-    template = prompts.update if phase == "memory" else prompts.answer
-    if isinstance(template, str):
-        return PromptTemplate(template)
-    messages = [ChatMessage(role=MessageRole(message.role), content=message.content) for message in template]
-    return ChatPromptTemplate(message_templates=messages)
-
-
-def _template(prompt: Any) -> Template:
-    """Return a prompt template of LlamaIndex as ours, with its partial variables filled in and its mapped names."""
-    blanks: dict[str, Any] = {name: f"{{{name}}}" for name in ("question", "memory", "section", "words")}
-    if isinstance(prompt, PromptTemplate):
-        return prompt.format(**blanks)
-    if isinstance(prompt, ChatPromptTemplate):
-        messages = prompt.format_messages(**blanks)
-        return tuple(Message(role=cast(Role, each.role.value), content=each.content or "") for each in messages)
-    raise UsageError(f"the prompts are PromptTemplates or ChatPromptTemplates, not {type(prompt).__name__}")

@@ -24,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.llama_index.record import ResponseRecord
-from memagent_integrations.llama_index.synthesizer import Model, ReaderSettings, chosen_model, reader_over
+from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
 from memagent_integrations.reader.position import Position
 from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage
 from memagent_integrations.tokens import Counter
@@ -128,9 +128,8 @@ class MemAgentWorkflow(Workflow):
         result = await MemAgentWorkflow(llm).run(question="Who pays?", document="contract.txt")
 
     Args:
-        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up at
-            the first call.
-        model: another name for `llm`.
+        llm: a LlamaIndex LLM, a `Backend`, or a name that `load_backend` knows; default: `Settings.llm`, looked up for
+            each reading.
         load: makes the document (see `documents.pieces`) from the reference that `run` gets; by default it is a path.
             It is called in a thread when the reading begins or is resumed elsewhere, and has to return the same text.
         ask_every: every this many chunks, show a person the memory (`MemAgentReview`) and wait for the answer
@@ -154,7 +153,6 @@ class MemAgentWorkflow(Workflow):
         self,
         llm: Model = None,
         *,
-        model: Model = None,
         load: Callable[[str], Any] = Path,
         ask_every: int | None = None,
         tokenizer: str | Counter | None = None,
@@ -175,7 +173,7 @@ class MemAgentWorkflow(Workflow):
                 "run_timeout bounds a reading in one call; "
                 "bound a workflow with its timeout, and a call with call_timeout"
             )
-        self.reader = reader_over(chosen_model(llm, model), tokenizer, **settings)
+        self.reader = reader_over(llm, tokenizer, **settings)
         self._load, self._ask_every = load, ask_every
         self._runs: WeakKeyDictionary[object, _Run] = WeakKeyDictionary()  # by the stores of their contexts
         self._options: dict[str, Any] = drop_none(verbose=verbose, num_concurrent_runs=num_concurrent_runs)

@@ -41,6 +41,7 @@ CORE: dict[str, set[str] | None] = {
     "prompts": {"PromptSet", "Template"},
     "reader": {"Reader"},
     "reader.position": {"Position"},
+    "reader.unanswered": {"Unanswered"},
     "records": None,
     "sanitize": {"harmless"},
     "tokens": {"Counter", "counter_of", "cut", "estimated", "load_counter"},

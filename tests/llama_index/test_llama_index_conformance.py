@@ -124,9 +124,9 @@ async def test_b_get_response_reads_the_texts_as_separate_documents() -> None:
     assert "".join([text async for text in await streaming.aget_response("q", ["first text"])]) == ANSWER  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("option", ["output_cls", "prompt_helper", "chat_prompt_helper", "multimodal"])
+@pytest.mark.parametrize("option", ["prompt_helper", "chat_prompt_helper", "multimodal"])
 def test_b_options_of_the_base_class_without_a_meaning_here_are_refused(option: str) -> None:
-    """A structured LLM says what the answer is made into; chunks are cut by token budgets; only text is read."""
+    """Chunks are cut by token budgets; only text is read."""
     with pytest.raises(UsageError, match=option):
         MemAgentSynthesizer(scripted(), **{option: None})
 

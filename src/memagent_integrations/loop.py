@@ -114,7 +114,7 @@ def reading_loop(
         memory=memory,
         steps=tuple(steps),
         model=model,
-        answer_model=answer_model,
+        answer_model=answer_model if answering else None,
         budgets=budgets,
         error=failure,
     )

@@ -83,6 +83,26 @@ def test_an_interrupted_reading_is_resumed(server: Loopback, moody: Moody, docum
     assert "finished" in run("runs", "list", "--journal", journal).stdout
 
 
+def test_another_model_answers_and_a_run_is_resumed_with_both(
+    server: Loopback, moody: Moody, document: Path, tmp_path: Path
+) -> None:
+    journal = ("--journal", tmp_path / "journal.db")
+    moody.gone_at = 2
+    with Loopback(chat(lambda prompt: "It is seven three one nine.")) as answers:
+        address = ("--answer-base-url", f"{answers.url}/v1")
+        options = ("--answer-model", "openai:large", *address, "--temperature", "0.5", *journal, "--run", "gate")
+        assert read(server, document, *options).exit_code == 3
+        assert prompts(answers) == []
+        done = run("runs", "resume", "gate", *journal, "--json")
+        reading = Reading.from_json(done.stdout)
+        assert (reading.answer, reading.answer_model) == ("It is seven three one nine.", "openai:large")
+        [body] = answers.bodies("/v1/chat/completions")
+        assert (body["model"], body["temperature"]) == ("large", 0.5)
+        assert len(prompts(server)) == CHUNKS + 1
+    done = read(server, document, "--answer-base-url", "http://127.0.0.1:9/v1")
+    assert (done.exit_code, "there is none" in done.stderr) == (2, True)
+
+
 def test_a_run_is_shown_exported_edited_and_deleted(server: Loopback, document: Path, tmp_path: Path) -> None:
     journal = tmp_path / "runs.db"
     whole = Reading.from_json(read(server, document, "--journal", journal, "--run", "gate", "--json").stdout)

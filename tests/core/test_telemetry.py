@@ -147,6 +147,16 @@ def test_a_reading_is_a_span_and_so_is_every_call(spans: Spans) -> None:
     )
 
 
+def test_the_call_for_the_answer_names_the_model_that_answers(spans: Spans) -> None:
+    backend = ScriptedBackend(NOTES)
+    turns = traced(loop(backend), model="openai:small", answer_model="vllm:large", tracer_provider=spans.provider)
+    run(turns, backend)
+    assert (spans.reading().attributes or {})["gen_ai.request.model"] == "small"
+    assert [span.name for span in spans.named("chat")] == ["chat small", "chat small", "chat large"]
+    names = ("gen_ai.provider.name", "gen_ai.request.model")
+    assert spans.attributes(*names) == [("openai", "small")] * 2 + [("vllm", "large")]
+
+
 def test_what_a_server_leaves_open_stays_open(spans: Spans) -> None:
     usage = Usage(prompt_tokens=7)
     note = Reply(text="secretnote", usage=usage)

@@ -196,6 +196,19 @@ def test_a_recorded_answer_is_the_json_and_the_schema_is_part_of_the_run(tmp_pat
         reader(journal=journal, output=stricter)[0].read("When?", DOCUMENT, run="one")
 
 
+def test_a_document_read_with_a_named_memory_gives_no_answer_of_another_form(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "runs.db")
+    memory = journal.memory("rent")
+    plain, _ = reader("on the 3rd", output=None, journal=journal)
+    assert plain.read("When?", DOCUMENT, memory=memory).answer == "on the 3rd"
+    subject, _ = reader(journal=journal)
+    with pytest.raises(UsageError, match=r"does not fit the schema .* reader.answer\(question, memory.text\)"):
+        subject.read("When?", DOCUMENT, memory=memory)
+    assert subject.answer("When?", memory.text).answer == FITS
+    assert subject.read("When?", DOCUMENT[:1000], memory=memory).answer == FITS
+    assert subject.read("When?", DOCUMENT[:1000], memory=memory).answer == FITS, "it was read with this schema"
+
+
 def test_an_answer_that_does_not_fit_is_asked_for_again_when_the_run_is_resumed(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "runs.db")
     subject, _ = reader("on the 3rd", journal=journal)

@@ -126,6 +126,12 @@ def test_a_reading_by_one_model_names_no_other() -> None:
     assert Reader(backend, answer_model=backend).read("Why?", "text").answer_model is None
 
 
+def test_a_reading_without_an_answer_names_no_model_that_answered() -> None:
+    reader = Reader(noting(), answer_model=answering(), **SIZES)
+    assert reader.memorize("Why?", DOCUMENT).answer_model is None
+    assert reader.answer("Why?", "a memory").answer_model == "answerer"
+
+
 def test_which_model_answered_survives_json() -> None:
     reading = Reader(noting(), answer_model=answering()).read("Why?", "text")
     assert Reading.from_json(reading.to_json()) == reading

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 
-from memagent_integrations.errors import JournalError, MemAgentError, UsageError
+from memagent_integrations.errors import BackendError, JournalError, MemAgentError, UsageError
 from memagent_integrations.journal import Journal, NamedMemory
 from memagent_integrations.journal.memories import Search
 from memagent_integrations.loop import Turns, replayed
 from memagent_integrations.reader.setup import Setup
-from memagent_integrations.records import Chunk
+from memagent_integrations.records import Chunk, Reading
 
 
 def recorded_turns(
@@ -54,7 +54,7 @@ def _carried(
             search = memory.search(question)
             source, known = _compared(source, search)
             if known:
-                return (yield from replayed(journal.reading(known)))
+                return (yield from replayed(_fitting(setup, memory, journal.reading(known))))
             start = setup.checked_memory(memory.text)
         except MemAgentError as error:
             return (yield from setup.loop(question, _failing(error)))
@@ -78,6 +78,23 @@ def _compared(source: Iterable[Chunk], search: Search) -> tuple[Iterator[Chunk],
     except MemAgentError as error:  # of the document: for the loop, in its place
         rest = _failing(error)
     return chain(taken, search.rest(rest)), None
+
+
+def _fitting(setup: Setup, memory: NamedMemory, reading: Reading) -> Reading:
+    """Return a reading that was recorded, after checking that its answer is one for this reader.
+
+    Raises:
+        UsageError: it does not fit the schema of the answer.
+    """
+    try:
+        if setup.output and reading.answer is not None:
+            setup.output.parse(reading.answer)
+    except BackendError as error:
+        raise UsageError(
+            f"the document was read with the memory {memory.name!r} before, for an answer that does not fit the schema "
+            "now given as output; ask again from the memory alone: reader.answer(question, memory.text)"
+        ) from error
+    return reading
 
 
 def _failing(error: MemAgentError) -> Iterator[Chunk]:

@@ -65,6 +65,16 @@ class MemAgentTool(BaseTool):
         settings.setdefault("args_schema", _arguments(by_name) if by_name else DocumentQuestion)
         super().__init__(reader=reader, context=context, documents=by_name, **settings)
 
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Read the document for a question, or for a call of the tool; in a run that shows what the reader's shows."""
+        with self.reader.tracing(config) as config:
+            return super().invoke(input, config, **kwargs)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """`invoke`, async."""
+        with self.reader.tracing(config) as config:
+            return await super().ainvoke(input, config, **kwargs)
+
     def _run(
         self,
         question: str,

@@ -114,6 +114,8 @@ class QuietHandler:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._handler, name)
+        if name in ("tap_output_iter", "tap_output_aiter"):
+            return partial(_tap if name == "tap_output_iter" else _atap, attribute)
         if not name.startswith("on_"):
             return attribute
         quiet = _EVENTS.get(name, _drop)
@@ -124,33 +126,33 @@ class QuietHandler:
         tracer: Any = self._handler
         return QuietHandler(tracer.copy_with_metadata_defaults(metadata=_quiet(metadata), tags=tags))
 
-    async def tap_output_aiter(self, run_id: Any, output: Any) -> AsyncGenerator[Any]:
-        """Pass the chunks of a run on, and their like without text to the handler."""
-        chunks: list[Any] = []
 
-        async def quiet() -> AsyncGenerator[Any]:
-            async for chunk in output:
-                chunks.append(chunk)
-                yield _quiet(chunk)
+async def _atap(tap: Callable[..., Any], run_id: Any, output: Any) -> AsyncGenerator[Any]:
+    """Pass the chunks of a run on, and their like without text to the handler of an event stream."""
+    chunks: list[Any] = []
 
-        handler: Any = self._handler
-        async with aclosing(handler.tap_output_aiter(run_id, quiet())) as tapped:
-            async for _ in tapped:
-                yield chunks.pop()
+    async def quiet() -> AsyncGenerator[Any]:
+        async for chunk in output:
+            chunks.append(chunk)
+            yield _quiet(chunk)
 
-    def tap_output_iter(self, run_id: Any, output: Any) -> Generator[Any]:
-        """`tap_output_aiter`, sync."""
-        chunks: list[Any] = []
+    async with aclosing(tap(run_id, quiet())) as tapped:
+        async for _ in tapped:
+            yield chunks.pop()
 
-        def quiet() -> Generator[Any]:
-            for chunk in output:
-                chunks.append(chunk)
-                yield _quiet(chunk)
 
-        handler: Any = self._handler
-        with closing(handler.tap_output_iter(run_id, quiet())) as tapped:
-            for _ in tapped:
-                yield chunks.pop()
+def _tap(tap: Callable[..., Any], run_id: Any, output: Any) -> Generator[Any]:
+    """`_atap`, sync."""
+    chunks: list[Any] = []
+
+    def quiet() -> Generator[Any]:
+        for chunk in output:
+            chunks.append(chunk)
+            yield _quiet(chunk)
+
+    with closing(tap(run_id, quiet())) as tapped:
+        for _ in tapped:
+            yield chunks.pop()
 
 
 def data_without_text(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,7 +218,10 @@ _EVENTS: dict[str, Callable[..., Arguments]] = {
 def _details(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return an event's keyword arguments: what was called, and with what, without text."""
     told = ("inputs", "outputs", "invocation_params", "options", "response")
-    return {name: _quiet(value) if name in told else value for name, value in kwargs.items()}
+    details = {name: _quiet(value) if name in told else value for name, value in kwargs.items()}
+    if metadata := details.get("metadata"):  # the caller's own, and what LangChain tells of the model: "ls_stop", ...
+        details["metadata"] = {**metadata, **_quiet({k: v for k, v in metadata.items() if str(k).startswith("ls_")})}
+    return details
 
 
 def _quiet(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -119,8 +119,8 @@ def build_graph(
     nodes = _Nodes(reader, load)
     builder = StateGraph(ReadingState, input_schema=ReadingTask)
     builder.add_node("begin", _begin)
-    builder.add_node("read_chunk", _Node("read_chunk", nodes.read, nodes.aread))
-    builder.add_node("answer", _Node("answer", nodes.answer, nodes.aanswer))
+    builder.add_node("read_chunk", _Node("read_chunk", nodes.read, nodes.aread, reader.tracing))
+    builder.add_node("answer", _Node("answer", nodes.answer, nodes.aanswer, reader.tracing))
     builder.add_edge(START, "begin")
     builder.add_edge("begin", "read_chunk")
     builder.add_conditional_edges("read_chunk", _Node("next", _next, _anext), ["read_chunk", "answer"])
@@ -169,16 +169,27 @@ def _unlimited(config: RunnableConfig | None) -> RunnableConfig:
 
 
 class _Node(Runnable[ReadingState, Any]):
-    """A sync and an async function as one node or edge. It starts no run: LangGraph starts one per node."""
+    """A sync and an async function as one node or edge. It starts no run: LangGraph starts one per node.
 
-    def __init__(self, name: str, run: Callable[..., Any], arun: Callable[..., Any]) -> None:
-        self.name, self._run, self._arun = name, run, arun
+    `tracing` makes the config for the runs in it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[..., Any],
+        arun: Callable[..., Any],
+        tracing: Callable[[RunnableConfig], AbstractContextManager[RunnableConfig]] = nullcontext,
+    ) -> None:
+        self.name, self._run, self._arun, self._tracing = name, run, arun, tracing
 
     def invoke(self, input: ReadingState, config: RunnableConfig | None = None, **_: Any) -> Any:
-        return self._run(input, ensure_config(config))
+        with self._tracing(ensure_config(config)) as config:
+            return self._run(input, config)
 
     async def ainvoke(self, input: ReadingState, config: RunnableConfig | None = None, **_: Any) -> Any:
-        return await self._arun(input, ensure_config(config))
+        with self._tracing(ensure_config(config)) as config:
+            return await self._arun(input, config)
 
 
 class _Nodes:

@@ -34,11 +34,13 @@ class NoteTaking:
 
     def take(self, config: RunnableConfig | None = None) -> AIMessage:
         """Return the notes, with usage and details as in the reader's message."""
-        return self._run.invoke(self._input, config)
+        with self._reader.tracing(config) as config:
+            return self._run.invoke(self._input, config)
 
     async def atake(self, config: RunnableConfig | None = None) -> AIMessage:
         """`take`, async."""
-        return await self._run.ainvoke(self._input, config)
+        with self._reader.tracing(config) as config:
+            return await self._run.ainvoke(self._input, config)
 
     def _read(self, _: Any, config: RunnableConfig) -> AIMessage:
         def dispatch(step: Step) -> None:

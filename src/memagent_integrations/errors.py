@@ -68,16 +68,20 @@ class BackendError(MemAgentError):
     """The model or its server failed.
 
     `retryable` says whether the same call may succeed later; `retry_after` is the number of seconds that the server
-    asked to wait first, if it did.
+    asked to wait first, and `status` the HTTP status of its answer, if there was one.
     """
 
     retryable: bool
     retry_after: float | None = None
+    status: int | None = None
 
-    def __init__(self, message: str, *, retryable: bool = False, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, retryable: bool = False, retry_after: float | None = None, status: int | None = None
+    ) -> None:
         super().__init__(message)
         self.retryable = retryable
         self.retry_after = retry_after
+        self.status = status
 
 
 class CallTimeout(BackendError):

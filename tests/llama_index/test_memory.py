@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+import pickle
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any
 
 import pytest
 from helpers.fake_llm import fake
 from helpers.scripted_memory import DOWN, SIZES, MemoryModel, user
 from llama_index.core.base.llms.types import ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock
-from llama_index.core.llms import ChatMessage
+from llama_index.core.llms import ChatMessage, MockLLM
 
-from memagent_integrations import BackendError, ScriptedBackend, UsageError
+from memagent_integrations import BackendError, ContextOverflow, ScriptedBackend, UsageError
 from memagent_integrations.conversation import QUESTION
 from memagent_integrations.llama_index.memory import MemAgentMemoryBlock
 from memagent_integrations.records import Prompt, Reply, Usage
@@ -139,6 +143,105 @@ async def test_what_a_content_filter_withholds_does_not_hold_up_the_others(caplo
         await block.aput([user(f"I bought {number} apples on day {number}.") for number in range(60)])
     assert "content filter" in caplog.text
     assert (block.pending, model.memories[2]) == ("", "note 1")
+
+
+class Refusing(MemoryModel):
+    """Fails for a section that holds "bomb"."""
+
+    def __init__(self, failure: Any) -> None:
+        super().__init__()
+        self.failure = failure
+
+    def reply(self, prompt: Prompt) -> Any:
+        usual = super().reply(prompt)
+        return self.failure if "bomb" in self.sections[-1] else usual
+
+
+NEVER: dict[str, Any] = {
+    "no memory": "",
+    "only thinking": "<think>hm</think>",
+    "refused request": BackendError("failed with status 400: I do not read this", status=400),
+    "unprocessable": BackendError("failed with status 422", status=422),
+}
+
+
+@pytest.mark.parametrize("failure", NEVER.values(), ids=NEVER.keys())
+async def test_a_section_that_never_becomes_memory_does_not_hold_up_the_chat_for_ever(
+    failure: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Refusing(failure)
+    block = model.block()
+    await block.aput([user("one")])
+    for number in range(6):
+        with suppress(BackendError) if number < 2 else nullcontext():  # the chat goes on after three attempts
+            await block.aput([user("the bomb" if number == 0 else f"message {number}")])
+    assert "what they say is lost" in caplog.text
+    assert block.pending == ""
+    assert block.memory.startswith("note ")
+    told = "".join(section for section in model.sections if "bomb" not in section)
+    assert all(f"message {number}" in told for number in range(1, 6)), "only what failed is lost"
+    assert len([section for section in model.sections if "bomb" in section]) == 3
+
+
+async def test_a_long_conversation_loses_only_the_section_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    model = Refusing("")
+    block = model.block()
+    apples = [user(f"I bought {number} apples on day {number}.") for number in range(60)]
+    await block.aput([*apples[:30], user("the bomb"), *apples[30:]])
+    for _ in range(3):
+        await block.aput([])
+    assert block.pending == ""
+    assert caplog.text.count("what they say is lost") == 1
+    told = "".join(section for section in model.sections if "bomb" not in section)
+    lost = next(section for section in model.sections if "bomb" in section)
+    assert all(f"bought {number} apples" in told or f"bought {number} apples" in lost for number in range(60))
+    assert told.count("apples") > 40
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BackendError("the server refused the API key (401)", status=401),
+        BackendError("the server does not know the model (404)", status=404),
+        BackendError("the server is down", retryable=True),
+        BackendError("failed with status 503", retryable=True, status=503),
+        UsageError("wrong"),
+    ],
+    ids=str,
+)
+async def test_what_would_fail_for_any_section_loses_no_message(error: Exception) -> None:
+    model = Refusing(error)
+    block = model.block()
+    for number in range(6):
+        with suppress(type(error)):
+            await block.aput([user("the bomb" if number == 0 else f"message {number}")])
+    assert "bomb" in block.pending
+    assert block.pending.count("message") == 5
+
+
+async def test_a_prompt_that_the_server_finds_too_long_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    overflow = ContextOverflow("the prompt does not fit")
+    overflow.__cause__ = RuntimeError("400: maximum context length")
+    model = Refusing(overflow)
+    block = model.block()
+    for number in range(4):
+        with suppress(ContextOverflow):
+            await block.aput([user("the bomb" if number == 0 else f"message {number}")])
+    assert (block.pending, "what they say is lost" in caplog.text) == ("", True)
+
+
+@pytest.mark.parametrize("again", [lambda each: pickle.loads(pickle.dumps(each)), copy.deepcopy])
+async def test_a_block_is_copied_with_its_memory(again: Callable[[Any], Any]) -> None:
+    llm = MockLLM(max_tokens=3)
+    block = MemAgentMemoryBlock(llm, **SIZES)
+    await block.aput([user("one")])
+    block.pending = "user:\n  two\n\n"
+    other = again(block)
+    assert other.model_dump() == block.model_dump()
+    await other.afold()
+    await asyncio.gather(*(other.aput([user(str(number))]) for number in range(3)))
+    assert (other.pending, other.memory) == ("", "text text text")
+    assert block.pending == "user:\n  two\n\n"
 
 
 async def test_no_text_imitates_another_message_or_closes_the_tags_of_the_memory() -> None:

@@ -144,15 +144,16 @@ def _description(error: Exception, message: str) -> str:
 
 def _from_status(status: int, name: str, message: str, retry_after: float | None) -> BackendError:
     if status in (401, 403):
-        return BackendError(f"the server of {name} refused the API key ({status}); check it: {message}")
+        return BackendError(f"the server of {name} refused the API key ({status}); check it: {message}", status=status)
     if status == 404:
         advice = "check the model name and the address"
-        return BackendError(f"the server does not know {name} ({status}); {advice}: {message}")
+        return BackendError(f"the server does not know {name} ({status}); {advice}: {message}", status=status)
     retryable = status in (408, 409, 425, 429) or status >= 500
     return BackendError(
         f"{name} failed with status {status}: {message}",
         retryable=retryable,
         retry_after=retry_after if retryable else None,
+        status=status,
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import Any, Unpack
+from copy import deepcopy
+from typing import Any, Self, Unpack
 
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import BaseMemoryBlock
@@ -13,7 +14,7 @@ from llama_index.core.utils import get_tokenizer
 from pydantic import Field, PrivateAttr
 
 from memagent_integrations.conversation import QUESTION, transcript
-from memagent_integrations.errors import BackendError, UsageError
+from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
 from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Step
@@ -21,6 +22,8 @@ from memagent_integrations.sanitize import harmless
 from memagent_integrations.tokens import Counter, cut
 
 _log = logging.getLogger(__name__)
+_TRIES = 3
+"""How often a section is tried before it is skipped."""
 
 
 class MemAgentMemoryBlock(BaseMemoryBlock[str]):
@@ -43,8 +46,9 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
 
     `model_dump` holds the memory and the pending text, not the model: `MemAgentMemoryBlock(llm, **dumped)` resumes. A
     failed fold loses nothing: the messages stay in `pending` and are folded with the next ones. A retryable error is
-    logged, others are raised. A section that the server's content filter withholds would be withheld again, so it is
-    skipped with a warning in the log.
+    logged, others are raised. But no section holds up the chat for ever: one that the server's content filter withholds
+    is skipped, as it would be withheld again, and so is one for which the model wrote no memory, or which the server
+    refused, three times. What is skipped is in the log as a warning.
 
     Raises:
         UsageError: a setting is wrong; when messages are put, also what `Reader.read` raises.
@@ -59,6 +63,8 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
     # guards `memory`, `pending` and `_folding`; never held during a call of the model
     _changing: threading.Lock = PrivateAttr(default_factory=threading.Lock)
     _folding: bool = PrivateAttr(default=False)
+    # the section that failed last, the beginning of `pending`, and how often; only the folding call uses it
+    _failed: tuple[str, int] = PrivateAttr(default=("", 0))
 
     def __init__(
         self,
@@ -123,6 +129,31 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
             await self.reader.amemorize(self.question, text, memory=memory, strict=True, progress=apply)
         except _ChangedMeanwhile:
             return
+        except (BackendError, ContextOverflow) as error:
+            if not (_is_about_the_section(error) and await asyncio.to_thread(self._skip, text[folded:], error)):
+                raise
+
+    def _skip(self, text: str, error: MemAgentError) -> bool:
+        """Note that the first section of `text` failed; return whether it is skipped, as it did so often enough."""
+        section = next((chunk.text for chunk in self.reader.chunks(text)), "")
+        before, times = self._failed
+        self._failed = (before, times + 1) if before and section.startswith(before) else (section, 1)
+        section, times = self._failed
+        if times < _TRIES:
+            return False
+        self._failed = ("", 0)
+        with self._changing:
+            if not self.pending.startswith(section):
+                return False
+            self.pending = self.pending.removeprefix(section)
+        _log.warning(
+            "%s passes over %s characters of the conversation, which failed %s times; what they say is lost: %s",
+            self.name,
+            len(section),
+            times,
+            error,
+        )
+        return True
 
     def _begin(self) -> bool:
         """Return whether this call may fold, which is so unless another one is folding."""
@@ -162,12 +193,37 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
             return None
         return cut(content, size - tokens_to_truncate, lambda text: len(tokenizer(text))).rstrip() or None
 
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return the state for a pickle: without locks, and with what is being folded still pending."""
+        state = super().__getstate__()
+        private = {**state["__pydantic_private__"], "_lock": None, "_changing": None, "_folding": False}
+        return state | {"__pydantic_private__": private}
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        self._changing = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        block = type(self).__new__(type(self))
+        block.__setstate__(deepcopy(self.__getstate__(), memo))
+        return block
+
     def _turn(self) -> asyncio.Lock:
         """The lock of the running event loop: LlamaIndex's sync methods run each in a loop of their own."""
         loop = asyncio.get_running_loop()
         if self._lock is None or self._lock[0] is not loop:
             self._lock = (loop, asyncio.Lock())
         return self._lock[1]
+
+
+def _is_about_the_section(error: MemAgentError) -> bool:
+    """Return whether another section may fare better: the model wrote no memory, or the server refused the prompt."""
+    if isinstance(error, ContextOverflow):
+        return error.__cause__ is not None  # the server's; else the budgets do not fit, for any section
+    steps = error.reading.steps if error.reading else ()
+    if steps and steps[-1].outcome == "kept" and not error.__cause__:
+        return True
+    return isinstance(error, BackendError) and error.status in (400, 413, 422)
 
 
 class _ChangedMeanwhile(Exception):

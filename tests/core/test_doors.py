@@ -37,7 +37,7 @@ CORE: dict[str, set[str] | None] = {
     "conversation": None,
     "documents": {"is_async", "is_one_shot", "loaded", "node_position"},
     "errors": None,
-    "journal": {"Journal"},
+    "journal": {"Journal", "NamedMemory"},
     "prompts": {"PromptSet", "Template"},
     "reader": {"Reader"},
     "reader.position": {"Position"},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fake_llm import ANSWER, SIZES, FakeLLM, FixedRetriever, documents, fake, scripted, text_read
+from helpers.fake_llm import ANSWER, SIZES, FakeLLM, FixedRetriever, documents, fake, pieces_of, scripted, text_read
 from helpers.instrumentation import EventLog, instrumented
 from llama_index.core import (
     DocumentSummaryIndex,
@@ -20,7 +22,7 @@ from llama_index.core import (
     VectorStoreIndex,
     load_index_from_storage,
 )
-from llama_index.core.base.response.schema import PydanticResponse
+from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import MockLLM
 from llama_index.core.node_parser import TokenTextSplitter
@@ -384,9 +386,63 @@ async def test_a_reading_starts_from_the_memory_that_another_has_left(streaming:
         assert response.metadata["memagent"]["memory"] != left  # type: ignore[index]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_readings_carry_a_named_memory_on(streaming: bool, tmp_path: Path) -> None:
+    with Journal(tmp_path / "runs.db") as journal:
+        memory = journal.memory("the logs")
+        backend = scripted()
+        pages = documents()
+        for page in pages:
+            subject = engine([page], backend, journal=journal, memory=memory, streaming=streaming)
+            before = subject.memory
+            backend.prompts.clear()
+            response = subject.query("Why?") if page is pages[0] else await subject.aquery("Why?")
+            assert await answer_of(response) == ANSWER
+            assert memory_shown(backend.prompts[0]) == (before or "(empty: nothing noted yet)")
+            assert response.metadata["memagent"]["memory"] == subject.memory == memory.text != before  # type: ignore[index]
+        backend.prompts.clear()
+        again = engine(pages[:1], backend, journal=journal, memory=memory, streaming=streaming)
+        assert await answer_of(again.query("Why?")) == ANSWER
+        assert backend.prompts == [], "what was read with it is not read again"
+        copied = pickle.loads(pickle.dumps(engine(pages, MockLLM(max_tokens=3), journal=journal, memory=memory)))
+        assert copied.memory == memory.text
+
+
+async def answer_of(response: Any) -> str:
+    return "".join(await pieces_of(response)) if isinstance(response, AsyncStreamingResponse) else str(response)
+
+
 def test_a_memory_that_is_too_long_is_refused() -> None:
     with pytest.raises(UsageError, match="budget"):
         engine(memory="too long " * 100).query("Why?")
+
+
+# Citations
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_response_says_what_the_memory_rests_on(streaming: bool) -> None:
+    pages = [
+        Document(text="The harbour was calm. " * 40 + "The gate code of the north tower is 7319.", id_="log"),
+        Document(text="The market was loud. " * 40, id_="diary", metadata={"page_label": "4"}),
+    ]
+
+    def notes(prompt: Prompt) -> str:
+        if prompt.phase == "answer":
+            return "7319"
+        old = memory_shown(prompt)
+        known = "7319" in prompt.messages[0].content
+        return "The gate code of the north tower is 7319." if known else old
+
+    subject = engine(pages, ScriptedBackend(notes), streaming=streaming)
+    for response in (subject.query("What is the code?"), await subject.aquery("What is the code?")):
+        assert await answer_of(response) == "7319"
+        assert response.metadata
+        citations = response.metadata["memagent"]["citations"]
+        assert json.loads(json.dumps(citations)) == citations
+        (first, *_) = citations
+        assert (first["document_id"], first["statement"]) == ("log", "The gate code of the north tower is 7319.")
+        assert "7319" in pages[0].text[first["start"] : first["end"]]
 
 
 # Two models, and objects

@@ -338,3 +338,41 @@ def test_a_setting_that_there_is_not_names_the_one_that_was_meant() -> None:
     ]:
         with pytest.raises(UsageError, match=f"there is no setting '{wrong}'; did you mean {meant}"):
             WorkflowModel().workflow(**{wrong: 3})
+
+
+async def test_a_reading_starts_from_the_memory_of_an_earlier_one() -> None:
+    model = WorkflowModel()
+    first = await model.workflow().run(question=QUESTION, document="log")
+    read = len(model.calls)
+    result = await model.workflow().run(question=QUESTION, document="log", memory=first.memory)
+    assert memory_in(model.calls[read]) == first.memory
+    assert result.memory != first.memory
+
+
+async def test_a_reading_that_failed_is_resumed_with_the_memory_that_it_started_from() -> None:
+    model = WorkflowModel(3)
+    workflow = model.workflow()
+    handler = workflow.run(question=QUESTION, document="log", memory="what is known")
+    with pytest.raises(BackendError):
+        await handler
+    assert memory_in(model.calls[0]) == "what is known"
+    context = restored(workflow, handler.ctx)
+    assert str(await workflow.run(ctx=context, question=QUESTION, document="log")) == "fair"
+    assert memory_in(model.calls[3]) == "note 2"
+    read = len(model.calls)
+    result = await workflow.run(ctx=context, question=QUESTION, document="log", memory="something else")
+    assert str(result) == "fair"
+    assert memory_in(model.calls[read]) == "something else"
+
+
+async def test_a_memory_beyond_its_budget_is_refused() -> None:
+    with pytest.raises(UsageError, match="budget"):
+        await WorkflowModel().workflow().run(question=QUESTION, document="log", memory="too long " * 100)
+
+
+async def test_another_model_answers() -> None:
+    model = WorkflowModel()
+    answering = ScriptedBackend(["so it is"])
+    result = await model.workflow(answer_llm=answering).run(question=QUESTION, document="log")
+    assert str(result) == "so it is"
+    assert set(model.phases) == {"memory"}

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class Store:
         if not isinstance(path, str | Path):
             raise UsageError(f"the journal has to be a file's name, not {type(path).__name__}")
         self._lock, self._readonly = threading.RLock(), readonly
+        self._settings: dict[str, Any] = {"application_id": application_id, "schema": schema, "readonly": readonly}
         with self.errors(path):
             self.path = Path(path).resolve()  # one path, and so one set of locks, for every name of the file
             mode = f"?mode={'ro' if readonly else 'rwc'}"
@@ -47,6 +49,9 @@ class Store:
         except BaseException:
             self._database.close()
             raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Store, self.path, **self._settings), ()
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""

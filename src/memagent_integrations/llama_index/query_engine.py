@@ -149,6 +149,11 @@ class MemAgentQueryEngine(BaseQueryEngine):
             raise UsageError(f"there is no prompt {unknown[0]!r}; the prompts are {', '.join(known)}")
         super().update_prompts(prompts_dict)
 
+    @property
+    def memory(self) -> str:
+        """The memory that the next reading starts from; a named one is what the last reading has left."""
+        return self._synthesizer.memory
+
     def reading(self, query: QueryType, *, run: str | None = None) -> Reading:
         """Return the reading for a query: its answer, its memory, and every step.
 

@@ -49,6 +49,7 @@ class ResponseRecord:
 
     def __init__(self, model: str, include_text: bool) -> None:
         self.summary: dict[str, Any] = {"model": model, "memory": "", "steps": [], "usage": asdict(NO_USAGE)}
+        self.summary["citations"] = []
         self._include_text = include_text
         self._usage = NO_USAGE
         self._nodes: dict[str, list[_Kept]] = {}  # by document
@@ -78,6 +79,7 @@ class ResponseRecord:
 
     def end(self, reading: Reading) -> str:
         """Send the event for the complete reading; return its answer."""
+        self.summary["citations"] = [asdict(citation) for citation in reading.citations]
         dispatcher.event(MemAgentAnswerEnd(reading=reading, span_id=self._span))
         return reading.answer or ""
 

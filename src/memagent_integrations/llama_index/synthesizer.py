@@ -21,6 +21,7 @@ from llama_index_instrumentation import get_dispatcher
 from memagent_integrations.backends import Backend
 from memagent_integrations.documents import is_one_shot
 from memagent_integrations.errors import UsageError
+from memagent_integrations.journal import NamedMemory
 from memagent_integrations.llama_index.backend import LLMBackend
 from memagent_integrations.llama_index.record import ResponseRecord
 from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
@@ -40,7 +41,7 @@ class SynthesizerSettings(ReaderSettings, total=False):
     include_text: bool
     empty_response: str | None
     callback_manager: CallbackManager | None
-    memory: str
+    memory: str | NamedMemory
     run: str | None
 
 
@@ -56,7 +57,8 @@ class MemAgentSynthesizer(BaseSynthesizer):
         include_text: whether the source nodes hold their text.
         empty_response: the answer when there are no nodes.
         callback_manager: gets the events of this synthesizer and of (a copy of) the LLM.
-        memory: the memory that every reading starts from, such as `metadata["memagent"]["memory"]` of a response.
+        memory: the memory that every reading starts from: a text, such as `metadata["memagent"]["memory"]` of a
+            response, or a `NamedMemory` of the journal, which every reading carries on.
         run: the name of the reading in the journal, as in `Reader.read`. It is one reading, of one question.
         settings: as in `Reader`; `answer_llm` is another model for the answer, and with `output_cls`, a pydantic model
             class, answers are `PydanticResponse`s.
@@ -79,7 +81,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
         include_text: bool = False,
         empty_response: str | None = None,
         callback_manager: CallbackManager | None = None,
-        memory: str = "",
+        memory: str | NamedMemory = "",
         run: str | None = None,
         **settings: Unpack[ReaderSettings],
     ) -> None:
@@ -98,6 +100,11 @@ class MemAgentSynthesizer(BaseSynthesizer):
     def _llm(self) -> Any:  # type: ignore[override]  # the base class looks here whether answers are objects
         backend = self.reader.answer_backend
         return backend.llm if isinstance(backend, LLMBackend) and not self._output_cls else None
+
+    @property
+    def memory(self) -> str:
+        """The memory that the next reading starts from; a named one is what the last reading has left."""
+        return self._memory.text if isinstance(self._memory, NamedMemory) else self._memory
 
     @property
     def callback_manager(self) -> CallbackManager:

@@ -35,10 +35,12 @@ _MAX_REFERENCE = 10_000  # characters; a whole document in the context would be 
 class MemAgentStart(StartEvent):
     """Starts a reading of a document for a question; without either, the context's reading is resumed.
 
-    `document` is a reference, from which the workflow's `load` makes the document.
+    `document` is a reference, from which the workflow's `load` makes the document; `memory` is the memory to start
+    from, such as that of an earlier result.
     """
 
     question: str = ""
+    memory: str = ""
     document: Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)] = ""
 
 
@@ -104,10 +106,14 @@ class MemAgentRead(Event):
 
 
 class MemAgentState(BaseModel):
-    """The reading in a context, without the document. `read` counts the chunks read, `digest` identifies them."""
+    """The reading in a context, without the document.
+
+    `start` is the memory that it started from, `read` counts the chunks read, `digest` identifies them.
+    """
 
     question: str = ""
     document: str = ""
+    start: str = ""
     memory: str = ""
     read: int = 0
     digest: str = ""
@@ -216,8 +222,10 @@ class MemAgentWorkflow(Workflow):
                     "document has to be a small reference (a file's name, an id), for which `load` gives the text"
                 )
             is_same = (question, document) == (state.question, state.document)
-            if not is_same or state.answer is not None:
-                fresh = MemAgentState(question=question, document=document)
+            start = ev.memory or (state.start if is_same else "")
+            if not is_same or start != state.start or state.answer is not None:
+                await asyncio.to_thread(self.reader.checked_memory, start)
+                fresh = MemAgentState(question=question, document=document, start=start, memory=start)
                 for name in MemAgentState.model_fields:
                     setattr(state, name, getattr(fresh, name))
         return self._after(ctx, state)

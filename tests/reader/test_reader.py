@@ -919,7 +919,7 @@ def test_a_changed_reader_shares_what_its_calls_need() -> None:
 
 def test_an_embedded_model_brings_budgets_that_suit_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "memagent_integrations.reader.setup.load_backend", lambda name, **options: ScriptedBackend(notes)
+        "memagent_integrations.reader.loading.load_backend", lambda name, **options: ScriptedBackend(notes)
     )
     assert Reader("smollm2").budgets == Budgets(memory_tokens=256, output_tokens=256)
     assert Reader("smollm2", memory_tokens=500).budgets.memory_tokens == 500

@@ -254,13 +254,19 @@ class _Section:
         self._sentences = list(sentences(text, wrapped=True)) if wanted else []
         self._places: dict[str, list[int]] = {term: [] for each in wanted for term in each.statement.weights}
         self._most = max(_MOST_PAIRS // max(sum(len(each.statement.weights) for each in wanted), 1), 8)
+        self._with_numbers: set[int] = set()
         number = 0
         for term, _, start in terms(text) if wanted else ():
             places = self._places.get(term)
-            if places is None:
+            has_number = is_number(term)
+            if places is None and not has_number:
                 continue
             while start >= self._sentences[number][1]:
                 number += 1
+            if has_number:
+                self._with_numbers.add(number)
+            if places is None:
+                continue
             if not places or places[-1] != number:
                 places.append(number)
 
@@ -280,34 +286,30 @@ class _Section:
 
     def _chosen(self, wanted: _Wanted, weights: Mapping[str, float]) -> Iterator[tuple[int, frozenset[str]]]:
         """Yield the sentences that hold most of what is new, each with the terms that it adds, the best one first."""
-        left, whole = set(wanted.new), total(weights, wanted.new)
-        known = wanted.statement.weights.keys() - wanted.new
+        of, left = wanted.statement, set(wanted.new)
+        others = self._with_numbers.difference(*(self._places[term] for term in of.numbers)) if of.numbers else set()
+        whole: dict[int, float] = defaultdict(float)  # of sentences that add as much, the one about the same thing
+        for term, weight in weights.items():
+            for number in self._places[term][: self._most]:
+                whole[number] += weight
         for turn in range(_MOST_PASSAGES):
-            scores: dict[int, float] = defaultdict(float)
-            adds: dict[int, list[str]] = defaultdict(list)
-            for term in sorted(left):
+            more = wanted.continues or turn > 0  # the statement has a place already: this one has to say something
+            adds: dict[int, float] = defaultdict(float)
+            for term in sorted(left):  # in an order, so that the sums are the same each time
                 for number in self._places[term][: self._most]:
-                    scores[number] += weights[term]
-                    adds[number].append(term)
-            for term in known:  # of sentences that hold the same new terms, the one about the same thing
-                for number in self._places[term][: self._most]:
-                    if number in scores:
-                        scores[number] += 0.3 * weights[term]
-            if not scores:
+                    if not (more and number in others):  # a sentence with other numbers is about something else
+                        adds[number] += weights[term]
+            if not adds:
                 return
-            best = min(scores, key=lambda number: (-scores[number], number))
-            added = frozenset(adds[best])
-            if not self._is_enough(added, weights, whole, sure=wanted.continues or turn > 0):
+            best = max(adds, key=lambda number: (0.7 * adds[number] + 0.3 * whole[number], -number))
+            added = frozenset(term for term in left if best in self._places[term][: self._most])
+            share = total(weights, added) / total(weights, weights)
+            telling = any(weights[term] >= 1.5 for term in added)  # a number, or a name, that is rare in the section
+            several = sum(of.weights[term] >= 1 for term in added) > 1
+            if not (telling or (several and share >= _MORE) if more else share >= _HELD):
                 return
             yield best, added
             left -= added
-
-    def _is_enough(self, added: frozenset[str], weights: Mapping[str, float], whole: float, *, sure: bool) -> bool:
-        share = total(weights, added) / whole
-        if not sure:
-            return share >= _HELD
-        telling = any(weights[term] >= 1.5 for term in added)  # a number or a name that is rare in the section
-        return telling or (len(added) > 1 and share >= _MORE)
 
     def _passage(self, of: Statement, first: int, last: int, held: frozenset[str]) -> Passage:
         start, end = self._sentences[first][0], self._sentences[last][1]
@@ -396,13 +398,14 @@ def _inherited(new: Statement, origins: Sequence[Origin]) -> Iterator[Origin]:
         yield from origins
         return
     whole = total(new.weights, new.weights)
-    kept = [
-        origin
-        for origin in origins
-        if not _numbers_differ(new.numbers, frozenset(filter(is_number, origin.terms)))
-        and 2 * total(new.weights, origin.terms) >= min(sum(new.weights.get(t, 1.0) for t in origin.terms), whole)
-    ]
-    yield from kept or [max(origins, key=lambda origin: total(new.weights, origin.terms))]
+
+    def rests_on(origin: Origin) -> bool:
+        size = sum(new.weights.get(term, 1.0) for term in origin.terms)
+        return bool(new.numbers & origin.terms) or 2 * total(new.weights, origin.terms) >= min(size, whole)
+
+    agreeing = [each for each in origins if not _numbers_differ(new.numbers, frozenset(filter(is_number, each.terms)))]
+    kept = list(filter(rests_on, agreeing))
+    yield from kept or [max(agreeing or origins, key=lambda origin: total(new.weights, origin.terms))]
 
 
 def _merged(each: Statement, older: Iterable[Origin], newer: Iterable[Origin]) -> tuple[Origin, ...]:

@@ -103,7 +103,7 @@ def terms(text: str) -> Iterator[tuple[str, str, int]]:
 
 def is_number(term: str) -> bool:
     """Return whether the term is a number, or an identifier that holds digits."""
-    return any(character.isdigit() for character in term)
+    return not term.isalpha() and any(character.isdigit() for character in term)
 
 
 def rarity(times: int, of: int) -> float:
@@ -112,8 +112,8 @@ def rarity(times: int, of: int) -> float:
 
 
 def total(weights: Mapping[str, float], chosen: Collection[str] | Iterable[str]) -> float:
-    """Return the sum of the weights of some terms; one without a weight weighs nothing."""
-    return sum([weights.get(term, 0.0) for term in chosen])
+    """Return the sum of the weights of some terms, in any order; one without a weight weighs nothing."""
+    return math.fsum([weights.get(term, 0.0) for term in chosen])
 
 
 @lru_cache(maxsize=1 << 15)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from html import escape
 from pathlib import Path
@@ -286,8 +286,8 @@ class Reading:
         return tuple(cite(self.origins, spans, self.question, self.answer))
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Return the reading as JSON, for `from_json`. A lone surrogate becomes U+FFFD."""
-        value = _adapter().dump_python(self)
+        """Return the reading as JSON, for `from_json`, with its citations. A lone surrogate becomes U+FFFD."""
+        value = _adapter().dump_python(self) | {"citations": list(map(asdict, self.citations))}
         return _json().dump_json(encodable(value), indent=indent).decode()
 
     @classmethod

@@ -329,6 +329,7 @@ def test_citations_follow_from_the_json_of_a_reading() -> None:
     reading = read(["Nothing yet.", NEEDLE], document("", NEEDLE))
     assert Reading.from_json(reading.to_json()).citations == reading.citations != ()
     assert Reading.from_json(reading.to_json()) == reading
+    assert json.loads(reading.to_json())["citations"] == [vars(citation) for citation in reading.citations]
 
 
 def test_citations_follow_from_a_journal(tmp_path: Path) -> None:

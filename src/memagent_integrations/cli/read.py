@@ -21,6 +21,7 @@ from memagent_integrations.backends import embedded
 from memagent_integrations.calls import Limits
 from memagent_integrations.checks import drop_none
 from memagent_integrations.cli import models, options
+from memagent_integrations.cli.cited import cited
 from memagent_integrations.cli.progress import ReadingProgress
 from memagent_integrations.cli.runs import is_part_of, open_journal
 from memagent_integrations.cli.watch import WatchedReading
@@ -62,6 +63,7 @@ _Prompts = Annotated[
     typer.Option(metavar="FILE", help="Take the prompts from a file of MemAgent's reference code.", show_default=False),
 ]
 _Stream = Annotated[bool, typer.Option("--stream", help="Write the answer as the model gives it.")]
+_Citations = Annotated[bool, typer.Option("--citations", help="Write the places that the answer rests on behind it.")]
 _Json = Annotated[bool, typer.Option("--json", help="Write the whole reading as JSON in place of the answer.")]
 _Trace = Annotated[
     Path | None,
@@ -127,6 +129,7 @@ class Output:
     """What a command shows of a reading, and how."""
 
     stream: bool
+    citations: bool
     as_json: bool
     trace: Path | None
     watch: bool
@@ -151,6 +154,7 @@ def read(
     tokenizer: options.Tokenizer = None,
     temperature: options.Temperature = None,
     stream: _Stream = False,
+    citations: _Citations = False,
     as_json: _Json = False,
     trace: _Trace = None,
     journal: _Journal = None,
@@ -164,7 +168,7 @@ def read(
     quiet: options.Quiet = False,
 ) -> None:
     """Read FILE... for a question and write the answer to standard output."""
-    output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
+    output = Output(stream=stream, citations=citations, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
     _check(files, output, plan=plan, journal_file=journal)
     start = Start(run=run, memory=memory, text=memory_text)
     start.check(files, journal)
@@ -199,6 +203,7 @@ def resume(
     base_url: options.BaseUrl = None,
     answer_base_url: _AnswerBaseUrl = None,
     stream: _Stream = False,
+    citations: _Citations = False,
     as_json: _Json = False,
     trace: _Trace = None,
     call_timeout: _CallTimeout = None,
@@ -210,7 +215,7 @@ def resume(
 
     Question, models, prompts and budgets are those of the run.
     """
-    output = Output(stream=stream, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
+    output = Output(stream=stream, citations=citations, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
     with open_journal(journal_file) as journal:
         recorded = journal.run(run)
         files = files or list(recorded.files)
@@ -299,6 +304,8 @@ def _answer(
     finally:
         if not output.stream:
             typer.echo(reading.to_json() if output.as_json else reading.answer)
+        if output.citations and not output.as_json:  # JSON holds them anyway
+            typer.echo("\n".join(["", *cited(reading, files)]))
 
 
 def _read(

@@ -6,6 +6,7 @@ MemAgentError
 │   └── EmptyDocument       ... the document, which has no text
 ├── MissingExtra            a package has to be installed (also an ImportError)
 ├── BackendError            the model or its server failed; `retryable` says whether to try again
+│   ├── NoMemory            ... the model wrote no memory where one has to be
 │   └── CallTimeout         ... a call took too long
 │       └── RunTimeout      ... the whole reading took too long
 ├── JournalError            the journal cannot be used; what it holds is safe
@@ -82,6 +83,13 @@ class BackendError(MemAgentError):
         self.retryable = retryable
         self.retry_after = retry_after
         self.status = status
+
+
+class NoMemory(BackendError):
+    """The model's reply holds no memory, for a section that has to be in it (`Reader.memorize`, `strict`)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=True)
 
 
 class CallTimeout(BackendError):

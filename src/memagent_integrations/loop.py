@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from memagent_integrations.answers import AnswerStream
 from memagent_integrations.citations import Lineage
-from memagent_integrations.errors import BackendError, EmptyDocument, InUse, MemAgentError, UsageError
+from memagent_integrations.errors import BackendError, EmptyDocument, InUse, MemAgentError, NoMemory, UsageError
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet, opened_by_template
 from memagent_integrations.records import Budgets, Chunk, Event, Prompt, Reading, Reply, Step
@@ -84,9 +84,8 @@ def reading_loop(
             steps.append(_noted(step, chunk.text, prompts, lineage))
             memory = steps[-1].memory
             if strict and steps[-1].outcome == "kept" and reply.finish_reason != "content_filter":
-                raise BackendError(
-                    f"the model wrote no memory for section {index + 1}: its reply is empty or only thinking",
-                    retryable=True,
+                raise NoMemory(
+                    f"the model wrote no memory for section {index + 1}: its reply is empty or only thinking"
                 )
         if not steps and chunks is not None:
             raise EmptyDocument

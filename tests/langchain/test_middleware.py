@@ -10,7 +10,7 @@ from langchain_core.tools import tool
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langgraph.checkpoint.memory import InMemorySaver
 
-from memagent_integrations import BackendError, MemAgentReader, ScriptedBackend, UsageError
+from memagent_integrations import MemAgentReader, ScriptedBackend, UsageError
 from memagent_integrations.langchain.middleware import MemAgentMiddleware
 from memagent_integrations.langchain.tool import MemAgentTool
 
@@ -109,66 +109,6 @@ async def test_within_one_turn_the_question_stays_and_calls_keep_their_results(i
     sections = "".join(prompt.messages[0].content for prompt in backend.prompts)
     assert 'calls look({"place": "room 1a"}), call 1a' in sections
     assert "Tool, result of call 1b:\n  room 1b is empty" in sections
-
-
-@BOTH
-async def test_a_fold_that_fails_loses_nothing(is_async: bool) -> None:
-    script = ["All were greeted.", BackendError("the server went away"), "All were greeted again."]
-    backend, model = ScriptedBackend(script), AgentModel()
-    agent = create_agent(model, middleware=[middleware(backend)], checkpointer=InMemorySaver())
-    for text in ("one", "two", "three", "four", "five"):
-        await send(agent, text, is_async=is_async)
-    before = agent.get_state(THREAD).values
-    with pytest.raises(BackendError, match="went away"):
-        await send(agent, "six", is_async=is_async)
-    after = agent.get_state(THREAD).values
-    assert after["memory"] == before["memory"] == "All were greeted."
-    assert texts(after["messages"]) == [*texts(before["messages"]), "six"]
-    state = (
-        await agent.ainvoke(None, THREAD) if is_async else agent.invoke(None, THREAD)
-    )  # the turn goes on where it stopped
-    assert state["memory"] == "All were greeted again."
-    assert texts(state["messages"])[-2:] == ["six", "You said six."]
-
-
-@BOTH
-async def test_later(is_async: bool) -> None:
-    backend, model = ScriptedBackend([BackendError("the server went away"), "", "All were greeted."]), AgentModel()
-    agent = create_agent(model, middleware=[middleware(backend, on_failure="later")], checkpointer=InMemorySaver())
-    for text in ("one", "two", "three", "four"):
-        state = await send(agent, text, is_async=is_async)
-    assert "memory" not in state
-    assert len(state["messages"]) == len(model.calls[-1]) + 1 == 8, "the turn goes on with all messages"
-    state = await send(agent, "five", is_async=is_async)
-    assert "memory" not in state, "an empty reply is no memory"
-    assert len(state["messages"]) == 10
-    state = await send(agent, "six", is_async=is_async)
-    assert state["memory"] == "All were greeted."
-    assert texts(state["messages"]) == ["five", "You said five.", "six", "You said six."]
-    assert all(text in backend.prompts[-1].messages[0].content for text in ("one", "two", "three", "four"))
-
-
-@BOTH
-async def test_no_memory_is_a_failure(is_async: bool) -> None:
-    agent = create_agent(
-        AgentModel(), middleware=[middleware(ScriptedBackend(lambda _: ""))], checkpointer=InMemorySaver()
-    )
-    for text in ("one", "two", "three"):
-        await send(agent, text, is_async=is_async)
-    with pytest.raises(BackendError, match="the model wrote no memory for section 1"):
-        await send(agent, "four", is_async=is_async)
-    assert len(agent.get_state(THREAD).values["messages"]) == 7
-
-
-@BOTH
-async def test_settings_that_are_wrong_are_not_put_off(is_async: bool) -> None:
-    agent = create_agent(
-        AgentModel(), middleware=[middleware(on_failure="later", question="why " * 2000)], checkpointer=InMemorySaver()
-    )
-    for text in ("one", "two", "three"):
-        await send(agent, text, is_async=is_async)
-    with pytest.raises(UsageError, match=r"the question has .* tokens"):
-        await send(agent, "four", is_async=is_async)
 
 
 async def test_its_tokens_and_those_of_a_tool_are_not_streamed_as_the_agents() -> None:

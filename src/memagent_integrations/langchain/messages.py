@@ -62,7 +62,7 @@ def message_fields(reading: Reading) -> dict[str, Any]:
         "calls": sum(not step.reply.recorded for step in steps),
         "outcomes": dict(Tally(step.outcome for step in steps)),
         "cut": [step.index for step in steps if step.cut],
-        "finish_reason": steps[-1].reply.finish_reason,
+        "finish_reason": steps[-1].reply.finish_reason if steps else None,
         "memory": reading.memory,
     }
     return {"response_metadata": {"memagent": metadata}, "usage_metadata": usage_metadata(reading.new_usage)}

@@ -24,7 +24,7 @@ from langgraph.runtime import Runtime
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.conversation import MEMORY_TEMPLATE, QUESTION, render_memory, transcript
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
-from memagent_integrations.langchain.notes import NoteTaking
+from memagent_integrations.langchain.folding import Folding, PassedOver
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
 
 try:
@@ -35,9 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 class MemoryState(AgentState[Any]):
-    """The state of an agent, with the memory of the messages that were removed."""
+    """The state of an agent, with the memory of the messages that were removed, and what of them is not in it."""
 
     memory: NotRequired[str]
+    passed_over: NotRequired[list[PassedOver]]
 
 
 class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
@@ -53,14 +54,16 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
     `agent.update_state(config, {"memory": ...})` edits it. `question` says what the memory is for, and
     `memory_template` shows it in the system prompt.
 
-    If the reader fails, or its model writes no memory, messages and memory stay as they are. The error is raised,
-    and the next turn tries again; with `on_failure="later"` the turn continues with all messages after an error of
-    the model or its server. A section that the server's content filter withholds would be withheld again, so it is
-    skipped with a warning in the log.
+    No section of the old messages holds up the conversation: one that the model or a content filter refuses, that
+    leaves no memory in three tries, or with which the model's server fails for good is passed over. Its text and the
+    reason are then in the list "passed_over" of the state and in the log, and the system prompt says that something is
+    missing. A failure that may pass (a connection, a busy server), and one that is not about the section (the key, the
+    model's name), leaves messages and memory as they are: the error is raised, and the next turn tries again; with
+    `on_failure="later"` the turn continues with all messages.
 
     Raises:
         UsageError: a setting is wrong.
-        BackendError: the reader's model failed or wrote no memory; `Reader.read` lists what else a turn may raise.
+        BackendError: the reader's model failed; `Reader.read` lists what else a turn may raise.
     """
 
     state_schema = MemoryState
@@ -102,7 +105,8 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         if not (old := self._to_fold(state["messages"])):
             return None
         with self._failures():
-            return _update(self._notes(state, old).take(), old)
+            folding = self._folding(state, old)
+            return _update(folding.take(), folding.passed_over, state, old)
         return None
 
     async def abefore_model(self, state: MemoryState, runtime: Runtime[Any]) -> dict[str, Any] | None:
@@ -110,13 +114,13 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         if not (old := self._to_fold(state["messages"])):
             return None
         with self._failures():
-            return _update(await self._notes(state, old).atake(), old)
+            folding = self._folding(state, old)
+            return _update(await folding.atake(), folding.passed_over, state, old)
         return None
 
-    def _notes(self, state: MemoryState, old: Sequence[AnyMessage]) -> NoteTaking:
+    def _folding(self, state: MemoryState, old: Sequence[AnyMessage]) -> Folding:
         text = transcript((_head(message), _body(message)) for message in old)
-        memory = state.get("memory") or ""
-        return NoteTaking(self.reader, self.question, text, traced=old, memory=memory, strict=True)
+        return Folding(self.reader, self.question, text, traced=old, memory=state.get("memory") or "")
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -160,10 +164,13 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         return [message for index, unit in enumerate(units) if index not in stays for message in unit]
 
     def _with_memory(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        memory = request.state.get("memory")
-        if not memory:
+        memory, missing = request.state.get("memory"), request.state.get("passed_over")
+        parts = [str(memory)] if memory else []
+        if missing:
+            parts.append(f"(Parts of the conversation that could not be noted, and are missing here: {len(missing)})")
+        if not parts:
             return request
-        text = render_memory(self.memory_template, str(memory))
+        text = render_memory(self.memory_template, "\n\n".join(parts))
         if request.system_message is None:
             return request.override(system_message=SystemMessage(text))
         content = request.system_message.content
@@ -237,12 +244,12 @@ def _units(messages: Sequence[AnyMessage]) -> list[list[AnyMessage]]:
     return units
 
 
-def _update(notes: AIMessage, old: Sequence[AnyMessage]) -> dict[str, Any]:
-    """Return the state's update: the new memory, and the removal of the folded messages."""
-    if withheld := notes.response_metadata["memagent"]["outcomes"].get("kept"):
-        _log.warning(
-            "the server's content filter withheld the memory of %s sections of old messages; "
-            "what they say is not in the memory",
-            withheld,
-        )
-    return {"memory": str(notes.text), "messages": [RemoveMessage(id=str(message.id)) for message in old]}
+def _update(
+    notes: AIMessage, passed_over: Sequence[PassedOver], state: MemoryState, old: Sequence[AnyMessage]
+) -> dict[str, Any]:
+    """Return the state's update: the new memory, what is not in it, and the removal of the folded messages."""
+    update = {"memory": str(notes.text), "messages": [RemoveMessage(id=str(message.id)) for message in old]}
+    for section in passed_over:
+        size, reason = len(section["text"]), section["reason"]
+        _log.warning("a section of old messages (%s characters) is not in the memory: %s", size, reason)
+    return update | ({"passed_over": [*(state.get("passed_over") or ()), *passed_over]} if passed_over else {})

@@ -11,6 +11,8 @@ from langchain_core.runnables import RunnableConfig, RunnableLambda
 
 from memagent_integrations.langchain.messages import STEP, message_fields, step_event
 from memagent_integrations.langchain.reader import MemAgentReader
+from memagent_integrations.reader import Reader
+from memagent_integrations.reader.many import AsyncProgress, Progress
 from memagent_integrations.records import Reading, Step
 
 
@@ -25,10 +27,8 @@ class NoteTaking:
         *,
         traced: Any,
         memory: str = "",
-        strict: bool = False,
     ) -> None:
-        self._reader, self._question, self._document = reader, question, document
-        self._memory, self._strict = memory, strict
+        self._reader, self._question, self._document, self._memory = reader, question, document, memory
         self._input = reader.traced({"question": question, "context": traced})
         self._run = RunnableLambda(self._read, self._aread, name="memagent_notes")
 
@@ -42,26 +42,27 @@ class NoteTaking:
         with self._reader.tracing(config) as config:
             return await self._run.ainvoke(self._input, config)
 
+    def memorize(self, reader: Reader, progress: Progress) -> AIMessage:
+        """Return the notes that the reader takes."""
+        return to_notes(reader.memorize(self._question, self._document, memory=self._memory, progress=progress))
+
+    async def amemorize(self, reader: Reader, progress: AsyncProgress) -> AIMessage:
+        """`memorize`, async."""
+        return to_notes(await reader.amemorize(self._question, self._document, memory=self._memory, progress=progress))
+
     def _read(self, _: Any, config: RunnableConfig) -> AIMessage:
         def dispatch(step: Step) -> None:
             dispatch_custom_event(STEP, step_event(step), config=config)
 
-        reader = self._reader.under(config)
-        reading = reader.memorize(
-            self._question, self._document, memory=self._memory, strict=self._strict, progress=dispatch
-        )
-        return _to_message(reading)
+        return self.memorize(self._reader.under(config), dispatch)
 
     async def _aread(self, _: Any, config: RunnableConfig) -> AIMessage:
         async def dispatch(step: Step) -> None:
             await adispatch_custom_event(STEP, step_event(step), config=config)
 
-        reader = await asyncio.to_thread(self._reader.under, config)
-        reading = await reader.amemorize(
-            self._question, self._document, memory=self._memory, strict=self._strict, progress=dispatch
-        )
-        return _to_message(reading)
+        return await self.amemorize(await asyncio.to_thread(self._reader.under, config), dispatch)
 
 
-def _to_message(reading: Reading) -> AIMessage:
+def to_notes(reading: Reading) -> AIMessage:
+    """Return the memory of a reading as a message."""
     return AIMessage(content=reading.memory, **message_fields(reading))

@@ -35,6 +35,8 @@ def test_a_fence(example: CodeExample, eval_example: EvalExample) -> None:
         pytest.fail(failure, pytrace=False)
 
 
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of LlamaIndex's own agents
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince211")
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [str(path)])

@@ -91,18 +91,28 @@ class Citation:
         """
         if is_one_shot(document):
             raise UsageError("a quote would use up this iterator; quote from what can be read again (str, Path, list)")
-        parts, position, known = [], self.start, False
+        found, most, known = None, -1.0, False
+        parts, position = [], self.start
         for piece in pieces(document):
             if piece.document_id != self.document_id:
                 continue
             known = True
+            if piece.start <= self.start:
+                parts, position = [], self.start
             if piece.start <= position < piece.start + len(piece.text):
                 parts.append(piece.text[position - piece.start : self.end - piece.start])
                 position += len(parts[-1])
-            if position >= self.end:
-                return "".join(parts)
-        problem = f"ends before character {self.end}" if known else "is not in it"
-        raise UsageError(f"this is not the document that was read: {self.document_id} {problem}")
+            if parts and position == self.end:
+                text = "".join(parts)
+                held = _share_in(self.statement, text)
+                if held >= _HELD:
+                    return text
+                # documents that were cut from one, without `start_index`, have the same name and begin at 0 all
+                found, most = (text, held) if held > most else (found, most)
+        if found is None:
+            problem = f"ends before character {self.end}" if known else "is not in it"
+            raise UsageError(f"this is not the document that was read: {self.document_id} {problem}")
+        return found
 
 
 class Lineage:
@@ -131,11 +141,9 @@ class Lineage:
         """Return the passages of the section from which a new memory has what is new in it."""
         if memory == self._memory:
             return ()
-        fresh = [each for each in statements(memory) if each.text not in self.statements]
-        if not fresh:
-            return ()
+        fresh = {each.text: each for each in statements(memory) if each.text not in self.statements}
         wanted = []
-        for each in fresh:
+        for each in fresh.values():
             origins = self._family.origins(each)
             explained = frozenset[str]().union(*(origin.terms for origin in origins))
             if new := each.weights.keys() - explained:
@@ -372,6 +380,12 @@ def _citations(text: str, origin: Origin, spans: Mapping[int, Span]) -> Iterator
                 page=source.page,
                 step=origin.step or 0,
             )
+
+
+def _share_in(sentence: str, text: str) -> float:
+    """Return the share of the weight of a statement that a text holds."""
+    weights = statement(sentence).weights
+    return total(weights, {term for term, *_ in terms(text)}) / max(total(weights, weights), 1e-9)
 
 
 def _placeless(each: Statement, but: Iterable[Origin] = ()) -> tuple[Origin, ...]:

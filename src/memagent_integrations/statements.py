@@ -134,9 +134,9 @@ def _weight(word: str, *, first: bool) -> float:
 
 def _is_inside(text: str, start: int, end: re.Match[str], wrapped: bool) -> bool:
     """Return whether what looks like the end of a sentence stands inside of one."""
-    following = text[end.end() : end.end() + 1]
     if end[0][0] in "\r\n":
-        return wrapped and following.islower()
+        following = text[end.end() : end.end() + 40].lstrip(" \t")
+        return wrapped and following[:1].islower()
     if end[0][0] != "." or "\n" in end[0]:
         return False
     dot = end.start()

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain_core.documents import Document as Page
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 
@@ -17,6 +19,7 @@ from memagent_integrations import Citation, Journal, MemAgentError, Reader, Read
 from memagent_integrations.citations import Lineage
 from memagent_integrations.journal.recording import step_from_json, step_to_json
 from memagent_integrations.records import Budgets, Prompt, Reply, Source, Span, Step
+from memagent_integrations.statements import statements
 
 WIND = "The wind went over the hills all day, and nobody came to the house. "
 NEEDLE = "One of the special magic numbers for gray-adjective is: 8231764."
@@ -322,6 +325,12 @@ def test_a_quote_from_another_document_is_an_error(source: Any, message: str) ->
         citation.quote(source)
 
 
+def test_of_documents_cut_from_one_without_their_places_the_right_one_is_quoted() -> None:
+    pages = [Page(page_content=text, metadata={"source": "a"}) for text in (WIND * 9, f"{NEEDLE} {WIND}", OTHER * 9)]
+    reading = _noting(pages, 5000)
+    assert reading.citations[0].quote(pages) == NEEDLE
+
+
 # readings that come from elsewhere
 
 
@@ -386,6 +395,29 @@ def test_a_failed_reading_cites_what_it_has() -> None:
 
 
 # what it takes
+
+WORDS = st.lists(
+    st.sampled_from(
+        ["Anna", "key", "8231764", "1,200", "3rd", "钥匙", "ー", "\u0301", ".", "。", "- ", "1. ", "\n", " "]
+    )
+).map("".join)
+
+
+@given(memories=st.lists(WORDS, max_size=4), sections=st.lists(WORDS, min_size=4, max_size=4), person=st.booleans())
+def test_any_text_has_a_lineage(memories: list[str], sections: list[str], person: bool) -> None:
+    lineage, before, steps = Lineage(), "", []
+    for number, (memory, section) in enumerate(zip(memories, sections, strict=False)):
+        passages = lineage.find(memory, section)
+        assert all(section[each.start : each.end].strip() for each in passages)
+        assert len(set(passages)) == len(passages)
+        reply = Reply(text=memory, edited=memory if person else None)
+        step = replace(made_step(memory, before, section), index=number, passages=passages, reply=reply)
+        lineage.follow(step)
+        steps.append(step)
+        before = memory
+    assert Lineage.of(steps).statements == lineage.statements
+    assert list(lineage.statements) == list(dict.fromkeys(each.text for each in statements(before)))
+
 
 HOSTILE = {
     "a memory that repeats itself": ("The grass is green. " * 2000, "The grass is green. " * 1000),

@@ -73,7 +73,7 @@ def test_a_statement_names_its_place_and_links_to_the_chunk(opened: object) -> N
     assert texts == [
         "Anna: 3rd of May\nchunk 2: tale.pdf, page 5, characters 0 to 50",
         "Key under the red stone\nchunk 1: tale.pdf, page iv, characters 0 to 50",
-        "Zebras sing.\nno passage says it",
+        "Zebras sing.\nno passage found",
     ]
     find(browser, "#statements a")[1].click()
     wait = WebDriverWait(browser, 20, ignored_exceptions=[StaleElementReferenceException])

@@ -56,7 +56,7 @@ function head() {
     const item = element("li", text);
     const list = element("ul", undefined, "places");
     list.append(...places.map(place));
-    if (!places.length) list.append(element("li", "no passage says it"));
+    if (!places.length) list.append(element("li", "no passage found"));
     item.append(list);
     return item;
   }));

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from helpers.fake_llm import SIZES, documents, fake, prompt
-from helpers.integrations import Anthropic, Completing, watched
+from helpers.integrations import Anthropic, Chatting, Completing, watched
 from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler, TokenCountingHandler
 from llama_index.core.llms import LLM, ChatMessage, CustomLLM, LLMMetadata, MockLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.settings import Settings
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, PrivateAttr, SecretStr
 
 from memagent_integrations import Journal, MemAgentQueryEngine, Reader
 from memagent_integrations.llama_index import LLMBackend, MemAgentMemoryBlock, MemAgentSynthesizer, MemAgentWorkflow
@@ -205,6 +205,29 @@ async def test_callbacks_go_with_the_llm_of_the_settings(settings_llm: Callable[
         settings_llm(llm)
         await asyncio.to_thread(engine.query, "q")
         assert len(counting.llm_token_counts) == len(llm.calls) > 2
+
+
+class Connected(Chatting):
+    """Its async connections belong to the event loop that first used them, as those of most SDKs."""
+
+    _home: Any = PrivateAttr(default=None)
+
+    async def achat(self, messages: Any, **kwargs: Any) -> Any:
+        self._home = self._home or asyncio.get_running_loop()
+        if self._home is not asyncio.get_running_loop():
+            raise RuntimeError("Event loop is closed")
+        return self.respond(messages, kwargs)
+
+
+@pytest.mark.parametrize("wrap", [lambda llm: LLMBackend(llm), lambda llm: LLMBackend(llm, callback_manager=watched())])
+def test_an_llm_is_used_in_one_event_loop_after_the_other(
+    wrap: Callable[[Any], LLMBackend], settings_llm: Callable[[LLM | None], None]
+) -> None:
+    llm = Connected()
+    for _ in range(3):
+        assert asyncio.run(wrap(llm).acomplete(prompt())).text == "so it is"
+    settings_llm(llm)
+    assert asyncio.run(wrap(None).acomplete(prompt())).text == "so it is"
 
 
 # Copies

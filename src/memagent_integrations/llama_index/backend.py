@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import pickle
 import re
-import weakref
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, closing
 from copy import copy
@@ -72,7 +70,6 @@ class LLMBackend(Backend):
         self._window, self._limit, self._callbacks = window, limit_parameter, callback_manager
         self._tokenizer, self._count = tokenizer, _counter(tokenizer)
         self._warned: set[str] = set()
-        self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._bound: LLMBackend | None = None
         self.concurrency = concurrency
 
@@ -99,7 +96,7 @@ class LLMBackend(Backend):
         if bound is None or bound._given is not llm:
             bound = copy(self)
             bound._given, bound._llm = llm, llms.reporting_to(llm, self._callbacks)
-            bound._bound, bound._loop = None, None
+            bound._bound = None
             self._bound = bound
         return bound
 
@@ -147,7 +144,7 @@ class LLMBackend(Backend):
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async; in a thread if the LLM is only synchronous, or has been used in another event loop."""
         call = self._call(prompt)
-        if call.is_synchronous("achat", "acomplete") or self._is_elsewhere():
+        if call.is_synchronous("achat", "acomplete") or llms.is_elsewhere(call.given):
             return await super().acomplete(prompt)
         with call.reply.call(call.name, secrets=call.secrets):
             call.reply.add_whole(await call.make("achat", "acomplete"))
@@ -176,7 +173,7 @@ class LLMBackend(Backend):
             yield reply.text
             yield reply
             return
-        if call.is_synchronous("astream_chat", "astream_complete") or self._is_elsewhere():
+        if call.is_synchronous("astream_chat", "astream_complete") or llms.is_elsewhere(call.given):
             async with aclosing(super().astream(prompt)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -198,17 +195,11 @@ class LLMBackend(Backend):
             options = options | {"callback_manager": None}
         return partial(type(self), *args, **options), ()
 
-    def _is_elsewhere(self) -> bool:
-        """Return whether this is another event loop than the first: an SDK's async connections belong to that one."""
-        loop = asyncio.get_running_loop()
-        self._loop = self._loop or weakref.ref(loop)
-        return self._loop() is not loop
-
     def _metadata(self, llm: LLM) -> LLMMetadata:
+        """Return what the LLM says of its model, for which some classes ask their server."""
+        name = f"llama-index:{llm.class_name()}"
         try:
-            with translated(
-                f"llama-index:{llm.class_name()}", secrets=llms.secrets_of(llm)
-            ):  # may be asked of a server
+            with translated(name, secrets=llms.secrets_of(llm)):
                 return llm.metadata
         except ValueError as error:  # LlamaIndex's OpenAI class raises it for an unknown model
             raise UsageError(
@@ -224,6 +215,7 @@ class LLMBackend(Backend):
     def _call(self, prompt: Prompt, *, stream: bool = False) -> _Call:
         """Return the call to make for a prompt."""
         llm = self.llm
+        given = self.for_reading()._given or llm
         output = structured.output_of(llm, prompt)
         llm = llm.llm if isinstance(llm, StructuredLLM) else llm
         metadata = self._metadata(llm)
@@ -236,7 +228,14 @@ class LLMBackend(Backend):
         target, options = limited or (llm, {})
         if stream and llms.streams_usage(llm):
             options["stream_options"] = {"include_usage": True}
-        call = _Call(llm=target, name=self.name, secrets=llms.secrets_of(llm), options=options, output=output)
+        call = _Call(
+            llm=target,
+            given=given.llm if isinstance(given, StructuredLLM) else given,
+            name=self.name,
+            secrets=llms.secrets_of(llm),
+            options=options,
+            output=output,
+        )
         if output:
             # the system prompt is one of the messages: LlamaIndex's programs add it in some of their methods only
             call.llm = structured.writing(llms.changed(target, system_prompt=None), output, call.reply)
@@ -248,12 +247,13 @@ class LLMBackend(Backend):
 
 @dataclass
 class _Call:
-    """A call of an LLM: the one that is called for it, what it is given, and its reply.
+    """A call of an LLM: the one that is called, the one that the caller gave, what it is asked, and its reply.
 
     `completion` is the prompt as a text, for an LLM that completes; `output` is the class of a structured answer.
     """
 
     llm: LLM
+    given: LLM
     name: str
     secrets: list[str]
     options: dict[str, Any]

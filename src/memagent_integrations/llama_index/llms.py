@@ -5,7 +5,9 @@ Classes are recognised by their names, so that no integration package has to be 
 
 from __future__ import annotations
 
+import asyncio
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from inspect import getattr_static
@@ -137,6 +139,20 @@ def completes(llm: LLM, metadata: LLMMetadata) -> bool:
 def is_synchronous(llm: LLM, method: str) -> bool:
     """Return whether the async method is that of `CustomLLM`, which calls the sync one and blocks the event loop."""
     return getattr_static(type(llm), method) is getattr_static(CustomLLM, method)
+
+
+_loops: dict[int, tuple[weakref.ref[LLM], weakref.ref[asyncio.AbstractEventLoop]]] = {}
+"""The event loop in which an LLM was used first, by its id: an LLM has no hash."""
+
+
+def is_elsewhere(llm: LLM) -> bool:
+    """Return whether the LLM was used first in another event loop: its SDK's async connections belong to that one."""
+    key, loop = id(llm), asyncio.get_running_loop()
+    known, first = _loops.get(key, (None, None))
+    if known is None or first is None or known() is not llm:
+        _loops[key] = weakref.ref(llm, lambda _: _loops.pop(key, None)), weakref.ref(loop)
+        return False
+    return first() is not loop
 
 
 def chat_messages(system_prompt: str | None, messages: Sequence[Message]) -> list[ChatMessage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.langchain.messages import STEP, step_event
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
+from memagent_integrations.langchain.stored import StoredMemories, checked_store
 from memagent_integrations.reader import Reader
 from memagent_integrations.reader.position import Position
 from memagent_integrations.records import NO_USAGE, Chunk, Reading, Usage
@@ -26,6 +27,7 @@ try:
     from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
     from langgraph.graph import END, START, StateGraph
     from langgraph.graph.state import CompiledStateGraph
+    from langgraph.store.base import BaseStore
     from langgraph.types import Checkpointer
 except ImportError as error:
     raise MissingExtra.extra("langgraph", "langchain") from error
@@ -44,22 +46,26 @@ _CACHED_POSITIONS = 256  # each holds a chunk and the text after it; the oldest 
 class ReadingTask(TypedDict, total=False):
     """The input of a graph: a question, and a small reference to the document (a file's name, an id).
 
-    The reference is kept in every checkpoint.
+    The reference is kept in every checkpoint. `memory` is the memory to start from (default: an empty one);
+    `memory_key` instead the key of one in the graph's store, which then has what the reading leaves.
     """
 
     question: str
     source: Any
+    memory: str
+    memory_key: str
 
 
 class ReadingState(ReadingTask, total=False):
     """The state of a graph between steps; its size does not grow with the document.
 
-    `memory` may be edited between steps. `chunk` is the number of the next chunk, counted from 0, `more` whether
-    there is one, and `digest` identifies the chunks before it. `usage` sums the tokens of all calls (the fields of
-    `records.Usage`). `answer` is None until the last step.
+    `memory` may be edited between steps. `memory_digest` identifies the memory that the store had under `memory_key`
+    when the reading began. `chunk` is the number of the next chunk, counted from 0, `more` whether there is one, and
+    `digest` identifies the chunks before it. `usage` sums the tokens of all calls (the fields of `records.Usage`).
+    `answer` is None until the last step.
     """
 
-    memory: str
+    memory_digest: str
     chunk: int
     more: bool
     digest: str
@@ -68,15 +74,18 @@ class ReadingState(ReadingTask, total=False):
 
 
 class ReadingGraph(CompiledStateGraph[ReadingState, None, ReadingTask, ReadingState]):
-    """The graph that `build_graph` returns. It ignores the config's `recursion_limit`, so that it reads to the end."""
+    """The graph that `build_graph` returns. It ignores the config's `recursion_limit`, so that it reads to the end.
+
+    An input without a memory starts from an empty one, whatever the thread has read before.
+    """
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
         """`CompiledStateGraph.stream`, which `invoke` and `stream_events` call too."""
-        return super().stream(input, _unlimited(config), **options)
+        return super().stream(_with_memory(input), _unlimited(config), **options)
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
         """`stream`, async."""
-        return super().astream(input, _unlimited(config), **options)
+        return super().astream(_with_memory(input), _unlimited(config), **options)
 
 
 def build_graph(
@@ -84,15 +93,20 @@ def build_graph(
     *,
     load: Callable[[Any], Any] = Path,
     checkpointer: Checkpointer = None,
+    store: BaseStore | None = None,
+    namespace: tuple[str, ...] = ("memagent",),
     interrupt_before: Literal["*"] | Sequence[str] | None = None,
     interrupt_after: Literal["*"] | Sequence[str] | None = None,
     name: str = "memagent",
 ) -> ReadingGraph:
     """Build a graph that reads a document chunk by chunk and answers: "begin", "read_chunk" once per chunk, "answer".
 
-    It takes `{"question", "source"}` and returns the `ReadingState`; an input with a question begins a new reading.
-    `load(source)` is called when text is needed and returns what `documents.pieces` takes, or a `Blob`; it has to
-    return the same text each time.
+    It takes `{"question", "source"}`, and perhaps `"memory"`, the memory to start from, and returns the `ReadingState`;
+    an input begins a new reading. `load(source)` is called when text is needed and returns what `documents.pieces`
+    takes, or a `Blob`; it has to return the same text each time.
+
+    With `"memory_key"` the reading starts from what the `store` (or that of a graph around this one) has under this key
+    in `namespace`, `{"memory": text}`. Once it has an answer, it writes the memory there: other threads carry it on.
 
     A step that fails leaves the state unchanged: with a `checkpointer`, `graph.invoke(None, config)` resumes there,
     also in another process. (Run with `durability="sync"`, so that a killed process loses no other step.) With
@@ -103,7 +117,8 @@ def build_graph(
     model is a LangChain model, the mode "messages" has the tokens of the answering call only, thinking included.
 
     Raises:
-        UsageError: an argument is wrong; in a run: the memory was edited beyond its budget, or the document changed.
+        UsageError: an argument is wrong; in a run: the memory is no text or beyond its budget, or the document changed.
+        InUse: in a run: the memory in the store has been changed since the reading began.
     """
     if checked_reader(reader).journal is not None:
         raise UsageError("a graph keeps its steps in the checkpointer; give it a reader without a journal")
@@ -116,9 +131,9 @@ def build_graph(
         raise UsageError(
             f"load has to be a function that takes the source and gives the document, not {type(load).__name__}"
         )
-    nodes = _Nodes(reader, load)
+    nodes = _Nodes(reader, load, StoredMemories(namespace))
     builder = StateGraph(ReadingState, input_schema=ReadingTask)
-    builder.add_node("begin", _begin)
+    builder.add_node("begin", _Node("begin", nodes.begin, nodes.abegin))
     builder.add_node("read_chunk", _Node("read_chunk", nodes.read, nodes.aread, reader.tracing))
     builder.add_node("answer", _Node("answer", nodes.answer, nodes.aanswer, reader.tracing))
     builder.add_edge(START, "begin")
@@ -126,20 +141,51 @@ def build_graph(
     builder.add_conditional_edges("read_chunk", _Node("next", _next, _anext), ["read_chunk", "answer"])
     builder.add_edge("answer", END)
     before, after = _checked_nodes(interrupt_before), _checked_nodes(interrupt_after)
-    graph = builder.compile(checkpointer, interrupt_before=before, interrupt_after=after, name=name)
+    graph = builder.compile(
+        checkpointer, store=checked_store(store), interrupt_before=before, interrupt_after=after, name=name
+    )
     attributes = {name: value for name, value in vars(graph).items() if name != "__orig_class__"}
     return ReadingGraph(**attributes)  # as `Pregel.copy` does
 
 
-def _begin(state: ReadingState) -> ReadingState:
+def _begun(key: str, memory: str, digest: str) -> ReadingState:
     """Return the state of a new reading, whatever the thread has read before."""
+    return ReadingState(
+        memory=memory,
+        memory_key=key,
+        memory_digest=digest,
+        chunk=0,
+        more=True,
+        digest="",
+        usage=asdict(NO_USAGE),
+        answer=None,
+    )
+
+
+def _checked_task(state: ReadingState) -> tuple[str, str]:
+    """Check the input; return the key of the memory to start from ("" if it has none) and the memory."""
     if not {"question", "source"} <= state.keys():
         raise UsageError("the input has to be a dict with 'question' and 'source'")
     if len(JsonPlusSerializer().dumps_typed(state["source"])[1]) > _MAX_SOURCE_BYTES:
         raise UsageError(
             "source has to be a small reference to the document (a file's name, an id), for which `load` gives the text"
         )
-    return ReadingState(memory="", chunk=0, more=True, digest="", usage=asdict(NO_USAGE), answer=None)
+    key, memory = state.get("memory_key", ""), state.get("memory", "")
+    if not isinstance(memory, str):
+        raise UsageError(
+            f"memory has to be text, not {type(memory).__name__}; a graph keeps memories with a name in its store: "
+            "memory_key"
+        )
+    if not isinstance(key, str):
+        raise UsageError(f"memory_key has to be the key of a memory in the store, not {type(key).__name__}")
+    if key and memory:
+        raise UsageError("give the memory to start from, or the key of one in the store, not both")
+    return key, memory
+
+
+def _with_memory(value: Any) -> Any:
+    """Return an input that sets what a reading starts from, so that nothing of the thread's last one is left."""
+    return {"memory": "", "memory_key": "", **value} if isinstance(value, Mapping) else value
 
 
 def _next(state: ReadingState, _: RunnableConfig) -> str:
@@ -195,8 +241,16 @@ class _Node(Runnable[ReadingState, Any]):
 class _Nodes:
     """The functions of the nodes: they pass the state to the reader, and return what changes in it."""
 
-    def __init__(self, reader: MemAgentReader, load: Callable[[Any], Any]) -> None:
-        self._reader, self._load, self._positions = reader, load, _Positions()
+    def __init__(self, reader: MemAgentReader, load: Callable[[Any], Any], memories: StoredMemories) -> None:
+        self._reader, self._load, self._memories, self._positions = reader, load, memories, _Positions()
+
+    def begin(self, state: ReadingState, _: RunnableConfig) -> ReadingState:
+        key, memory = _checked_task(state)
+        return _begun(key, *(self._memories.start(key) if key else (memory, "")))
+
+    async def abegin(self, state: ReadingState, _: RunnableConfig) -> ReadingState:
+        key, memory = _checked_task(state)
+        return _begun(key, *(await self._memories.astart(key) if key else (memory, "")))
 
     def read(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
         reader = self._reader_for(state, config)
@@ -214,11 +268,15 @@ class _Nodes:
 
     def answer(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
         reading = self._reader_for(state, config).answer(state["question"], state["memory"], first=state["chunk"])
+        if key := state.get("memory_key"):
+            self._memories.leave(key, state["memory_digest"], state["memory"])
         return ReadingState(answer=reading.answer, usage=_usage(state, reading))
 
     async def aanswer(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
         reader = await asyncio.to_thread(self._reader_for, state, config)
         reading = await reader.aanswer(state["question"], state["memory"], first=state["chunk"])
+        if key := state.get("memory_key"):
+            await self._memories.aleave(key, state["memory_digest"], state["memory"])
         return ReadingState(answer=reading.answer, usage=_usage(state, reading))
 
     def _reader_for(self, state: ReadingState, config: RunnableConfig) -> Reader:

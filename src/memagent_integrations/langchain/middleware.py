@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal, NotRequired, cast
 
 from langchain_core.messages import (
     AIMessage,
@@ -164,7 +164,8 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
         return [message for index, unit in enumerate(units) if index not in stays for message in unit]
 
     def _with_memory(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        memory, missing = request.state.get("memory"), request.state.get("passed_over")
+        state = cast(MemoryState, request.state)
+        memory, missing = state.get("memory"), state.get("passed_over")
         parts = [str(memory)] if memory else []
         if missing:
             parts.append(f"(Parts of the conversation that could not be noted, and are missing here: {len(missing)})")

@@ -125,10 +125,12 @@ async def test_a_reading_that_fails_is_told_to_the_agent() -> None:
     assert "the server is down" in (llm.seen[1][-1].content or "")
 
 
-async def test_a_react_agent_asks_the_engine() -> None:
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_react_agent_asks_the_engine(streaming: bool) -> None:
     thought = 'Thought: I need the log.\nAction: log\nAction Input: {"input": "What is the code?"}'
     llm = Agent(script=[say(thought), say("Thought: I can answer without using any more tools.\nAnswer: 7319")])
-    assert str(await ReActAgent(tools=[tool()], llm=llm, streaming=False).run("Which code?")) == "7319"
+    agent = ReActAgent(tools=[tool(streaming=streaming)], llm=llm, streaming=False)
+    assert str(await agent.run("Which code?")) == "7319"
     assert "Observation: 7319" in (llm.seen[1][-1].content or "")
 
 

@@ -172,7 +172,9 @@ async def test_the_llm_of_the_settings_is_looked_up_for_each_reading(
     assert (len(first.calls), len(second.calls)) == (calls, calls)
 
 
-@pytest.mark.parametrize("method", ["read", "stream", "aread", "astream", "read_many", "memorize"])
+@pytest.mark.parametrize(
+    "method", ["read", "stream", "aread", "astream", "read_many", "memorize", "workflow", "engine"]
+)
 async def test_a_reading_under_way_keeps_its_llm(method: str, settings_llm: Callable[[LLM | None], None]) -> None:
     second = fake()
 
@@ -187,6 +189,10 @@ async def test_a_reading_under_way_keeps_its_llm(method: str, settings_llm: Call
         reader.read_many([("q", text)])
     elif method == "stream":
         list(reader.stream("q", text))
+    elif method == "workflow":
+        await MemAgentWorkflow(load=lambda _: text, **SIZES).run(question="q", document="d")
+    elif method == "engine":
+        list(MemAgentQueryEngine.from_documents(documents(), streaming=True, **SIZES).query("q").response_gen)  # type: ignore[union-attr, arg-type]
     elif method == "aread":
         await reader.aread("q", text)
     elif method == "astream":

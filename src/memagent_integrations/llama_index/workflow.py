@@ -25,6 +25,7 @@ from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.llama_index.record import ResponseRecord
 from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
+from memagent_integrations.reader import Reader
 from memagent_integrations.reader.position import Position
 from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage
 from memagent_integrations.tokens import Counter
@@ -241,16 +242,16 @@ class MemAgentWorkflow(Workflow):
         run = self._run(ctx)
         if (position := run.position) is None:
             position = await asyncio.to_thread(
-                self.reader.position, lambda: self._load(state.document), state.read, state.digest
+                run.reader.position, lambda: self._load(state.document), state.read, state.digest
             )
         if position.number and not position.more:
             return MemAgentRead()
         run.position = None  # computed again if this step fails
         chunk = position.chunk
-        reading = await self.reader.amemorize(state.question, chunk, memory=state.memory, first=state.read)
+        reading = await run.reader.amemorize(state.question, chunk, memory=state.memory, first=state.read)
         await asyncio.to_thread(position.advance)
         run.position = position
-        record = self._record(reading.steps[-1])
+        record = self._record(ctx, reading.steps[-1])
         async with ctx.store.edit_state() as state:
             state.memory, state.read, state.digest = reading.memory, position.number, position.digest
             state.waiting = bool(self._ask_every and state.read % self._ask_every == 0)
@@ -283,13 +284,13 @@ class MemAgentWorkflow(Workflow):
         """Answer from the memory."""
         state = await ctx.store.get_state()
         if state.answer is None:
-            reading = await self.reader.aanswer(state.question, state.memory, first=state.read)
-            record = self._record(reading.steps[-1])
+            reading = await self._run(ctx).reader.aanswer(state.question, state.memory, first=state.read)
+            record = self._record(ctx, reading.steps[-1])
             async with ctx.store.edit_state() as state:
                 state.answer = reading.answer
                 state.add(record)
             _notify(ctx, state, None)
-        model = self.reader.backend.name
+        model = self._run(ctx).reader.backend.name
         return MemAgentAnswer(
             answer=state.answer or "", memory=state.memory, model=model, steps=state.steps, usage=state.usage
         )
@@ -297,19 +298,22 @@ class MemAgentWorkflow(Workflow):
     def _after(self, ctx: Context[MemAgentState], state: MemAgentState) -> MemAgentNext | MemAgentReview | None:
         return _review(state) if state.waiting else self._run(ctx).issue(MemAgentNext(index=state.read))
 
-    def _record(self, step: Step) -> ResponseRecord:
-        record = ResponseRecord(self.reader.backend.name, include_text=False)
+    def _record(self, ctx: Context[MemAgentState], step: Step) -> ResponseRecord:
+        record = ResponseRecord(self._run(ctx).reader.backend.name, include_text=False)
         record.step(step)
         return record
 
     def _run(self, ctx: Context[MemAgentState]) -> _Run:
-        return self._runs.setdefault(ctx.store, _Run())
+        if (run := self._runs.get(ctx.store)) is None:
+            run = self._runs[ctx.store] = _Run(self.reader.for_reading())
+        return run
 
 
 class _Run:
-    """What a run keeps in this process: its position in the document, and the last chunk that it was to read."""
+    """What a run keeps in this process: its reader, its position in the document, and the last chunk to read."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
         self.position: Position | None = None
         self._issued = -1
 

@@ -211,7 +211,7 @@ class Reader:
             JournalMismatch: the document or the settings are not those of the run.
             JournalError: the journal cannot be used, or the run is being read elsewhere.
         """
-        reader = self._for_reading()
+        reader = self.for_reading()
         turns = reader._turns(question, reader._checked_chunks(question, document, memory), document, memory, run)
         return raise_for_error(finish(reader._setup, turns, progress))
 
@@ -229,7 +229,7 @@ class Reader:
         With `whole` the answer comes in one piece, from a call like the others: retried if it fails, bounded in
         number. A step is yielded once the next chunk has been cut.
         """
-        reader = self._for_reading()
+        reader = self.for_reading()
         call = reader._setup.complete if whole else reader._setup.stream
         turns = reader._turns(question, reader._checked_chunks(question, document, memory), document, memory, run)
         with closing(drive(turns, call, reader.prompts)) as events:
@@ -246,7 +246,7 @@ class Reader:
         run: str | None = None,
     ) -> Reading:
         """`read`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        reader = self._for_reading()
+        reader = self.for_reading()
         events = reader._adrive(question, document, memory, reader._setup.acomplete, run)
         return raise_for_error(await afinish(events, progress))
 
@@ -260,7 +260,7 @@ class Reader:
         run: str | None = None,
     ) -> AsyncGenerator[Event]:
         """`stream`, async; the document may be an async iterator."""
-        reader = self._for_reading()
+        reader = self.for_reading()
         call = reader._setup.acomplete if whole else reader._setup.astream
         async with aclosing(reader._adrive(question, document, memory, call, run, reader.prompts)) as events:
             async for event in events:
@@ -282,7 +282,7 @@ class Reader:
         Raises:
             as `read`.
         """
-        reader = self._for_reading()
+        reader = self.for_reading()
         turns = reader._turns(question, reader._checked_chunks(question, document, memory), document, memory, run)
         unanswered = Unanswered(reader._setup, turns)
         raise_for_error(finish(reader._setup, unanswered.memorizing(question), progress))
@@ -298,7 +298,7 @@ class Reader:
         run: str | None = None,
     ) -> Unanswered:
         """`begin`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        reader = self._for_reading()
+        reader = self.for_reading()
         async_chunks = reader._setup.async_chunks(question, document, memory)
         source = async_chunks or reader._checked_chunks(question, document, memory)
         unanswered = Unanswered(reader._setup, reader._turns(question, source, document, memory, run))
@@ -333,7 +333,7 @@ class Reader:
         Raises:
             as `read`.
         """
-        reader = self._for_reading()
+        reader = self.for_reading()
         part = {"memory": reader.checked_memory(memory), "first": first, "strict": strict}
         turns = reader._part(question, reader._checked_chunks(question, document), **part)
         return raise_for_error(finish(reader._setup, turns, progress))
@@ -349,7 +349,7 @@ class Reader:
         progress: AsyncProgress | None = None,
     ) -> Reading:
         """`memorize`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        reader = self._for_reading()
+        reader = self.for_reading()
         part = {"memory": await asyncio.to_thread(reader.checked_memory, memory), "first": first, "strict": strict}
         async_chunks = reader._setup.async_chunks(question, document)
         turns = reader._part(question, async_chunks or reader._checked_chunks(question, document), **part)
@@ -361,14 +361,14 @@ class Reader:
         Raises:
             as `read`.
         """
-        reader = self._for_reading()
+        reader = self.for_reading()
         reader._setup.check(question)
         turns = reader._part(question, None, memory=reader.checked_memory(memory), first=first)
         return raise_for_error(finish(reader._setup, turns))
 
     async def aanswer(self, question: str, memory: str, *, first: int = 0) -> Reading:
         """`answer`, async."""
-        reader = self._for_reading()
+        reader = self.for_reading()
         await asyncio.to_thread(reader._setup.check, question)
         turns = reader._part(question, None, memory=await asyncio.to_thread(reader.checked_memory, memory), first=first)
         return raise_for_error(await afinish(adrive(turns, reader._setup.acomplete)))
@@ -385,7 +385,7 @@ class Reader:
         Raises:
             UsageError: the jobs are not of this form, or one async iterator stands in several.
         """
-        reader = self._for_reading()
+        reader = self.for_reading()
         unique = UniqueJobs(jobs, reader.journal)
         return unique.spread(read_jobs(reader._setup, reader._turns, unique.jobs, unique.renumbered(progress)))
 
@@ -395,7 +395,7 @@ class Reader:
         Raises:
             as `read_many`.
         """
-        reader = self._for_reading()
+        reader = self.for_reading()
         unique = UniqueJobs(jobs, reader.journal)
         return unique.spread(await aread_jobs(reader._setup, reader._turns, unique.jobs, unique.renumbered(progress)))
 
@@ -406,7 +406,7 @@ class Reader:
             UsageError: as `read`, and for an iterator, which a plan would use up.
             ContextOverflow: the budgets do not fit the window.
         """
-        reader = self._for_reading()
+        reader = self.for_reading()
         if is_one_shot(document):
             raise UsageError(
                 "a plan would use up this iterator; "
@@ -478,6 +478,21 @@ class Reader:
         )
         return reader
 
+    def for_reading(self) -> Self:
+        """Return this reader for one reading, or the parts of one, with the models that its backends stand for now.
+
+        Only a backend over LlamaIndex's `Settings.llm` stands for another model later. `read` and the like do this.
+
+        Raises:
+            UsageError: `Settings` has no LLM.
+        """
+        setup = self._setup.for_reading()
+        if setup is self._setup:
+            return self
+        reader = copy(self)
+        reader._setup = setup
+        return reader
+
     def close(self) -> None:
         """Close the backends, and the journal if it was given as a file."""
         for model in self._setup.models:
@@ -506,15 +521,6 @@ class Reader:
 
     def __repr__(self) -> str:
         return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
-
-    def _for_reading(self) -> Self:
-        """Return this reader for one reading, with the models that its backends stand for now."""
-        setup = self._setup.for_reading()
-        if setup is self._setup:
-            return self
-        reader = copy(self)
-        reader._setup = setup
-        return reader
 
     def _checked_chunks(self, question: str, document: Any, memory: Memory = "") -> Iterator[Chunk]:
         return self._setup.checked_chunks(question, self.chunks(document), memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter as Tally
+from dataclasses import asdict
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -57,14 +58,17 @@ def message_fields(reading: Reading) -> dict[str, Any]:
     """Return the usage and the metadata of a message about this reading."""
     steps = reading.steps
     metadata = {
-        "model": reading.model,
+        "model": reading.answer_model or reading.model,
         "chunks": sum(step.phase == "memory" for step in steps),
         "calls": sum(not step.reply.recorded for step in steps),
         "outcomes": dict(Tally(step.outcome for step in steps)),
         "cut": [step.index for step in steps if step.cut],
         "finish_reason": steps[-1].reply.finish_reason if steps else None,
         "memory": reading.memory,
+        "citations": [asdict(citation) for citation in reading.citations],
     }
+    if reading.answer_model:
+        metadata["memory_model"] = reading.model
     return {"response_metadata": {"memagent": metadata}, "usage_metadata": usage_metadata(reading.new_usage)}
 
 

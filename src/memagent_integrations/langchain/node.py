@@ -1,4 +1,4 @@
-"""A reader as one node of a LangGraph graph."""
+"""What runs a reader and gives something else than its message: a node of a LangGraph graph, a structured answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
-from memagent_integrations.errors import UsageError
+from memagent_integrations.errors import BackendError, UsageError
+from memagent_integrations.langchain.messages import message_fields
 from memagent_integrations.records import Reading
 
 Outcome = tuple[Reading, AIMessage]
@@ -60,6 +61,39 @@ def reader_node(
         return update(await aread(task(state), config))
 
     return RunnableLambda(node, anode, name="memagent")
+
+
+def raw_and_parsed(
+    read: Callable[..., Outcome], aread: Callable[..., Awaitable[Outcome]]
+) -> Runnable[Any, dict[str, Any]]:
+    """Return a runnable that gives the message, the object in it, and the error of an answer that does not fit."""
+
+    def run(input: Any, config: RunnableConfig, **bound: Any) -> dict[str, Any]:
+        try:
+            return _with_raw(read(input, config, **bound)[1])
+        except BackendError as error:
+            return _unfit(error)
+
+    async def arun(input: Any, config: RunnableConfig, **bound: Any) -> dict[str, Any]:
+        try:
+            return _with_raw((await aread(input, config, **bound))[1])
+        except BackendError as error:
+            return _unfit(error)
+
+    return RunnableLambda(run, arun, name="memagent_structured")
+
+
+def _with_raw(message: AIMessage) -> dict[str, Any]:
+    return {"raw": message, "parsed": message.additional_kwargs["parsed"], "parsing_error": None}
+
+
+def _unfit(error: BackendError) -> dict[str, Any]:
+    """Return the answer that does not fit, with its error; raise the error of a reading that came to no answer."""
+    reading = error.reading
+    if reading is None or not reading.steps or reading.steps[-1].phase != "answer":
+        raise error
+    raw = AIMessage(content=reading.steps[-1].reply.text, **message_fields(reading))
+    return {"raw": raw, "parsed": None, "parsing_error": error}
 
 
 def _from_state(state: Any, key: str, *default: Any) -> Any:

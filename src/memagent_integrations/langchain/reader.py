@@ -18,16 +18,17 @@ from langchain_core.callbacks import (
     dispatch_custom_event,
 )
 from langchain_core.messages import AIMessage, AIMessageChunk
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.batches import BatchingReader
 from memagent_integrations.langchain.inputs import ReaderInput, Task, merged, task_of
 from memagent_integrations.langchain.messages import STEP, step_event, to_chunk, to_message
-from memagent_integrations.langchain.node import Outcome, reader_node
-from memagent_integrations.langchain.settings import RUN
+from memagent_integrations.langchain.node import Outcome, raw_and_parsed, reader_node
+from memagent_integrations.langchain.settings import MEMORY, RUN
 from memagent_integrations.langchain.traces import data_without_text
+from memagent_integrations.reader import Reader
 from memagent_integrations.records import Plan, Reading, Step
 
 
@@ -167,6 +168,21 @@ class MemAgentReader(BatchingReader):
             async for chunk in stream:
                 yield chunk
 
+    def with_structured_output(self, schema: Any, *, include_raw: bool = False) -> Runnable[Any, Any]:
+        """Return a runnable that gives the answer as an object of `schema`, as chat models do.
+
+        It is that of `output=schema`: an instance of the class, or a dict for a JSON Schema. With `include_raw` it is a
+        dict of "raw" (the message), "parsed" and "parsing_error"; an answer that does not fit is then no error.
+
+        Raises:
+            UsageError: it is no such schema.
+        """
+        settings = {name: getattr(self, name) for name in self.model_fields_set - {"loaded"}}
+        reader = type(self)(**(settings | {"output": schema}))
+        if not include_raw:
+            return reader | RunnableLambda(_parsed_of, name="parsed")
+        return raw_and_parsed(reader._outcome, reader._aoutcome)
+
     def as_tool(self, args_schema: Any = None, **settings: Any) -> BaseTool:
         """Return a tool of LangChain's whose arguments are the question and the context; see also `MemAgentTool`."""
         if args_schema is None:  # LangChain would ask for every key of the input, the memory too
@@ -238,7 +254,8 @@ class MemAgentReader(BatchingReader):
     def _events(self, task: Task, config: RunnableConfig, *, whole: bool) -> Iterator[Any]:
         """Yield the answer in pieces of text, and the `Reading` last; dispatch each memory update as a custom event."""
         document = task.document(config)
-        for event in self.under(config).stream(task.question, document, whole=whole, **_options(task, config)):
+        reader = self.under(config)
+        for event in reader.stream(task.question, document, whole=whole, **_beginning(reader, task, config)):
             if not isinstance(event, Step):
                 yield event
             elif event.phase == "memory":
@@ -248,7 +265,8 @@ class MemAgentReader(BatchingReader):
         """`_events`, async."""
         document = await task.adocument(config)
         reader = await asyncio.to_thread(self.under, config)
-        async with aclosing(reader.astream(task.question, document, whole=whole, **_options(task, config))) as events:
+        beginning = await asyncio.to_thread(_beginning, reader, task, config)
+        async with aclosing(reader.astream(task.question, document, whole=whole, **beginning)) as events:
             async for event in events:
                 if not isinstance(event, Step):
                     yield event
@@ -270,9 +288,25 @@ def checked_reader(reader: Any) -> MemAgentReader:
     return reader
 
 
-def _options(task: Task, config: RunnableConfig) -> dict[str, Any]:
-    """Return how a reading begins: the name that the config gives it in the journal, and the memory to start from."""
-    return {"run": config.get("configurable", {}).get(RUN.id)} | ({"memory": task.memory} if task.memory else {})
+def _beginning(reader: Reader, task: Task, config: RunnableConfig) -> dict[str, Any]:
+    """Return how a reading begins: its name in the journal, and the memory to start from.
+
+    Raises:
+        UsageError: the config names a memory, and the input has one too, or there is no journal.
+    """
+    names = config.get("configurable", {})
+    run, name = names.get(RUN.id), names.get(MEMORY.id)
+    if name is None:
+        return {"run": run, "memory": task.memory}
+    if task.memory:
+        raise UsageError(f"the input has a memory, and the config names another one ({MEMORY.id}); give one of them")
+    if reader.journal is None:
+        raise UsageError(f"{MEMORY.id} names a memory in a journal; give the reader one (journal=...)")
+    return {"run": run, "memory": reader.journal.memory(name)}
+
+
+def _parsed_of(message: AIMessage) -> Any:
+    return message.additional_kwargs["parsed"]
 
 
 def _after(first: Any, rest: Generator[Any]) -> Iterator[Any]:

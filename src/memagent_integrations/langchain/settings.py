@@ -15,7 +15,7 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import ensure_config
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
-from pydantic import ConfigDict, Field, PlainValidator, PrivateAttr, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr, ValidationError, model_validator
 
 from memagent_integrations import files
 from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
@@ -40,6 +40,10 @@ RUN = ConfigurableFieldSpec(
     id="memagent_run", annotation=str, name="Run", description="The name of the reading in the journal", default=None
 )
 """The field of a config that names the reading in the journal."""
+MEMORY = ConfigurableFieldSpec(
+    id="memagent_memory", annotation=str, name="Memory", description="The name of a memory in the journal", default=None
+)
+"""The field of a config that names a memory in the journal, which the reading carries on."""
 
 
 def _checked_model(model: Any) -> Any:
@@ -65,6 +69,25 @@ def _checked_output(output: Any) -> Any:
     return output
 
 
+def _checked_template(template: Any) -> Any:
+    if not isinstance(template, (str, BasePromptTemplate, type(None))):
+        raise UsageError(
+            "update_prompt and answer_prompt have to be texts or prompt templates of LangChain, "
+            f"not {type(template).__name__}"
+        )
+    return template
+
+
+def _with_templates(prompts: Any) -> Any:
+    """Return prompts that are given as a dict with each template of LangChain's in this package's form."""
+    if not isinstance(prompts, Mapping):
+        return prompts
+    templates = {
+        name: prompts[name] for name in ("update", "answer") if isinstance(prompts.get(name), BasePromptTemplate)
+    }
+    return {**prompts, **{name: template_of(template, f"prompts {name}") for name, template in templates.items()}}
+
+
 class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     """The settings of a `MemAgentReader`, which documents them."""
 
@@ -79,9 +102,9 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     output_tokens: Number[int | None] = None
     overlap_tokens: Number[int | None] = None
     layout: Layout | None = None
-    prompts: PromptSet | None = None
-    update_prompt: str | BasePromptTemplate[Any] | None = None
-    answer_prompt: str | BasePromptTemplate[Any] | None = None
+    prompts: Annotated[PromptSet | None, BeforeValidator(_with_templates)] = None
+    update_prompt: Annotated[str | BasePromptTemplate[Any] | None, PlainValidator(_checked_template)] = None
+    answer_prompt: Annotated[str | BasePromptTemplate[Any] | None, PlainValidator(_checked_template)] = None
     window: Number[int | None] = None
     journal: Annotated[Journal | str | None, PlainValidator(_checked_journal)] = None
     limits: Limits | None = None
@@ -145,14 +168,14 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The fields that a config can set: those of the models, and with a journal the name of the reading in it."""
+        """The fields that a config can set: those of the models, and with a journal the names in it."""
         of_models = [
             spec
             for model in (self.model, self.answer_model)
             if isinstance(model, Runnable)
             for spec in model.config_specs
         ]
-        return get_unique_config_specs([*of_models, *([RUN] if self.journal else [])])
+        return get_unique_config_specs([*of_models, *([RUN, MEMORY] if self.journal else [])])
 
     def under(self, config: RunnableConfig) -> Reader:
         """Return a `Reader` with these settings whose calls are children of the run of `config`.

@@ -34,10 +34,10 @@ class MemAgentTool(BaseTool):
     `documents` are several by name, and the model passes "question" and "document". The model sees the tool's
     `name` and `description`; write a description that says what is in the document.
 
-    The artifact of the `ToolMessage` is a dict: the reader's `response_metadata["memagent"]`, and "usage". Mistakes
-    that the model can correct (an empty or too long question, an unknown name) raise a `ToolException`, which it
-    sees as the tool's message; any other error is raised. The calls carry the tag "nostream": the stream mode
-    "messages" shows the agent's own tokens only.
+    The artifact of the `ToolMessage` is a dict: the reader's `response_metadata["memagent"]`, and "usage"; of a reader
+    with an `output` also "parsed", the object. Mistakes that the model can correct (an empty or too long question, an
+    unknown name) raise a `ToolException`, which it sees as the tool's message; any other error is raised. The calls
+    carry the tag "nostream": the stream mode "messages" shows the agent's own tokens only.
 
     Raises:
         UsageError: not exactly one of `context` and `documents` was passed, or one of them can be read only once.
@@ -147,5 +147,5 @@ def _child(
 
 
 def _content_and_artifact(message: AIMessage, document: str | None) -> tuple[str, dict[str, Any]]:
-    details = {**message.response_metadata["memagent"], "usage": message.usage_metadata}
+    details = {**message.response_metadata["memagent"], "usage": message.usage_metadata, **message.additional_kwargs}
     return str(message.text), details | ({"document": document} if document else {})

@@ -1,0 +1,282 @@
+"""Models of this package in LangChain's traces, counts and caches; and what else a call of the runnable gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from helpers.scripted_chat import ANSWER, DOCUMENT, INPUT, SMALL, WAYS, Loader, Model, Retriever, call, reader, scripted
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import BaseCallbackHandler, get_usage_metadata_callback
+from langchain_core.globals import set_llm_cache
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.tracers import Run
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
+
+from memagent_integrations import BackendError, MemAgentReader, Reader, ScriptedBackend, UsageError
+from memagent_integrations.records import Plan, Prompt, Reading, Reply, Usage
+
+every_way = pytest.mark.parametrize("how", WAYS)
+
+
+def backend(**settings: Any) -> ScriptedBackend:
+    def script(prompt: Prompt) -> str:
+        return f"note {prompt.index}" if prompt.phase == "memory" else ANSWER
+
+    return ScriptedBackend(script, **settings)
+
+
+async def run_of(subject: Any, how: str) -> Run:
+    collector = RunCollectorCallbackHandler()
+    await call(subject, how, INPUT, {"callbacks": [collector], "tags": ["mine"]})
+    (root,) = collector.traced_runs
+    return root
+
+
+@every_way
+async def test_a_backend_is_traced_as_a_model_of_langchain(how: str) -> None:
+    """The runs are those of a chat model with the same calls, but for the class."""
+    own, chat = await run_of(scripted(), how), await run_of(reader(), how)
+    for key in ("name", "run_type", "tags", "inputs"):
+        ours = [getattr(run, key) for run in own.child_runs]
+        theirs = [getattr(run, key) for run in chat.child_runs]
+        assert (ours == theirs) or key == "inputs"
+    first, last = own.child_runs[0], own.child_runs[-1]
+    assert (first.name, first.run_type, first.tags) == (
+        "memagent_memory",
+        "llm",
+        ["mine", "memagent:memory", "nostream"],
+    )
+    assert first.metadata["memagent_step"] == 0
+    assert first.metadata["ls_model_name"] == "scripted"
+    assert first.extra["invocation_params"]["max_tokens"] == 50
+    assert "Some words of a long document." in str(first.inputs)
+    assert (last.name, (last.outputs or {})["generations"][0][0]["text"]) == ("memagent_answer", ANSWER)
+    assert all(run.parent_run_id == own.id for run in own.child_runs)
+
+
+@every_way
+async def test_usage_handlers_count_the_calls_of_a_backend(how: str) -> None:
+    with get_usage_metadata_callback() as usage:
+        message = await call(scripted(), how)
+    assert usage.usage_metadata["scripted"]["total_tokens"] == message.usage_metadata["total_tokens"]
+
+
+@every_way
+async def test_usage_that_is_not_known_stays_unknown(how: str) -> None:
+    replies = [Reply(text="note", usage=Usage()), Reply(text="seven", usage=Usage())]
+    with get_usage_metadata_callback() as usage:
+        message = await call(MemAgentReader(ScriptedBackend(replies)), how, {"question": "Why?", "context": "x"})
+    assert (message.usage_metadata, usage.usage_metadata) == (None, {})
+
+
+@pytest.fixture
+def cache() -> Iterator[InMemoryCache]:
+    one = InMemoryCache()
+    set_llm_cache(one)
+    yield one
+    set_llm_cache(None)
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+async def test_langchains_cache_saves_the_calls_of_a_backend(how: str, cache: InMemoryCache) -> None:
+    model = backend()
+    first = await call(MemAgentReader(model, **SMALL), how)
+    calls = len(model.prompts)
+    second = await call(MemAgentReader(model, **SMALL), how)
+    assert (len(model.prompts), second.text) == (calls, ANSWER)
+    assert second.response_metadata["memagent"]["memory"] == first.response_metadata["memagent"]["memory"]
+    assert second.response_metadata["memagent"]["finish_reason"] == "stop"
+    assert second.usage_metadata["total_tokens"] == first.usage_metadata["total_tokens"]
+    await call(MemAgentReader(model, **(SMALL | {"output_tokens": 99})), how)
+    assert len(model.prompts) > calls
+
+
+async def test_a_cache_tells_models_and_schemas_apart(cache: InMemoryCache) -> None:
+    first, second = backend(), backend()
+    second.name = "another"
+    MemAgentReader(first, **SMALL).invoke(INPUT)
+    MemAgentReader(second, **SMALL).invoke(INPUT)
+    assert len(second.prompts) == len(first.prompts)
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    with pytest.raises(BackendError, match="does not fit"):
+        MemAgentReader(first, output=schema, **SMALL).invoke(INPUT)
+
+
+@every_way
+async def test_reasoning_and_the_reason_of_the_end_survive(how: str) -> None:
+    replies = [Reply(text="note", reasoning="Hm."), Reply(text="seven", reasoning="So.", finish_reason="length")]
+    subject = MemAgentReader(ScriptedBackend(replies))
+    if how.startswith("a"):
+        reading = await subject.areading({"question": "Why?", "context": "x"})
+    else:
+        reading = subject.reading({"question": "Why?", "context": "x"})
+    assert [step.reply.reasoning for step in reading.steps] == ["Hm.", "So."]
+    assert reading.steps[-1].reply.finish_reason == "length"
+
+
+async def test_answers_of_a_backend_are_tokens_of_langgraphs_stream_of_messages() -> None:
+    class State(TypedDict, total=False):
+        question: str
+        context: str
+        answer: str
+
+    builder = StateGraph(State)
+    builder.add_node("read", scripted().as_node())
+    builder.add_edge(START, "read")
+    graph: Any = builder.compile()
+    sync = [message.text for message, _ in graph.stream(INPUT, stream_mode="messages") if message.text]
+    asynchronous = [message.text async for message, _ in graph.astream(INPUT, stream_mode="messages") if message.text]
+    assert sync == asynchronous == ["the", " answer", " is", " seven"]
+
+
+@every_way
+async def test_closing_a_stream_closes_the_stream_of_the_backend(how: str) -> None:
+    closed: list[str] = []
+
+    class Open(ScriptedBackend):
+        def stream(self, prompt: Prompt) -> Any:
+            try:
+                yield "the"
+                yield from super().stream(prompt)
+            finally:
+                closed.append("sync")
+
+    subject = MemAgentReader(Open(["note", ANSWER]))
+    task: Any = {"question": "Why?", "context": "x"}
+    if how.startswith("a"):
+        stream: Any = subject.astream(task)
+        assert (await anext(stream)).text == "the"
+        await stream.aclose()
+    else:
+        pieces: Any = subject.stream(task)
+        assert next(pieces).text == "the"
+        pieces.close()
+    assert closed == ["sync"]
+
+
+@every_way
+async def test_a_failing_backend_is_a_failed_run(how: str) -> None:
+    seen: list[BaseException] = []
+
+    class Errors(BaseCallbackHandler):
+        def on_llm_error(self, error: BaseException, **_: Any) -> None:
+            seen.append(error)
+
+    with pytest.raises(BackendError, match="the script ended"):
+        await call(MemAgentReader(ScriptedBackend(["note"])), how, INPUT, {"callbacks": [Errors()]})
+    assert [type(error) for error in seen] == [BackendError]
+
+
+# ---- plans and readings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_reading_is_what_the_reader_gives(is_async: bool) -> None:
+    subject, collector = scripted(), RunCollectorCallbackHandler()
+    config: Any = {"callbacks": [collector]}
+    reading = await subject.areading(INPUT, config) if is_async else subject.reading(INPUT, config)
+    assert isinstance(reading, Reading)
+    expected = Reader(backend(), **SMALL).read("Why?", DOCUMENT)
+    assert (reading.answer, reading.memory, len(reading.steps)) == (ANSWER, expected.memory, len(expected.steps))
+    (run,) = collector.traced_runs
+    assert isinstance((run.outputs or {})["output"], AIMessage)
+    bound: Any = {"question": "Why?"}
+    again = await subject.areading(DOCUMENT, **bound) if is_async else subject.reading(DOCUMENT, **bound)  # type: ignore[arg-type]
+    assert again.memory == reading.memory
+
+
+@pytest.mark.parametrize(
+    "context", [DOCUMENT, Loader(3), Retriever(), Retriever().with_retry()], ids=lambda c: type(c).__name__
+)
+def test_a_plan_is_the_readers(context: Any) -> None:
+    model = Model()
+    subject = reader(model)
+    plan = subject.plan({"question": "Why?", "context": context})
+    assert isinstance(plan, Plan)
+    assert model.prompts == []
+    details = subject.invoke({"question": "Why?", "context": context}).response_metadata["memagent"]
+    assert (plan.chunks, plan.calls) == (details["chunks"], details["calls"])
+    assert subject.plan("Why?", context=context) == plan  # type: ignore[arg-type]
+
+
+def test_a_plan_does_not_use_up_an_iterator() -> None:
+    with pytest.raises(UsageError, match="a plan would use up this iterator"):
+        reader().plan({"question": "Why?", "context": iter(["x"])})
+    with pytest.raises(UsageError, match="no context"):
+        reader().plan({"question": "Why?"})  # type: ignore[typeddict-item]
+
+
+# ---- nodes -----------------------------------------------------------------------------------------------
+
+
+class State(TypedDict, total=False):
+    question: str
+    context: Any
+    memory: str
+    answer: str
+    messages: Annotated[list[BaseMessage], add_messages]
+    notes: str
+    usage: Any
+    cited: Any
+    reading: Any
+    parsed: Any
+
+
+async def run_node(is_async: bool, state: Any, subject: MemAgentReader | None = None, **keys: Any) -> Any:
+    builder = StateGraph(State)
+    builder.add_node("read", (subject or scripted()).as_node(**keys))
+    builder.add_edge(START, "read")
+    graph: Any = builder.compile()
+    return await graph.ainvoke(state) if is_async else await asyncio.to_thread(graph.invoke, state)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_node_gives_the_message_where_the_key_is_messages(is_async: bool) -> None:
+    state = await run_node(is_async, {**INPUT, "messages": [("user", "Hello")]}, answer_key="messages")
+    greeting, message = state["messages"]
+    assert (greeting.text, type(message), message.text) == ("Hello", AIMessage, ANSWER)
+    assert message.usage_metadata["total_tokens"] > 0
+    assert message.response_metadata["memagent"]["chunks"] == 4
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_node_gives_the_parts_that_are_named(is_async: bool) -> None:
+    parts = {"answer": "answer", "notes": "memory", "usage": "usage", "cited": "citations", "reading": "reading"}
+    state = await run_node(is_async, INPUT, parts={**parts, "messages": "messages"})
+    assert (state["answer"], state["notes"]) == (ANSWER, "note 3")
+    assert state["usage"] == state["messages"][0].usage_metadata
+    assert isinstance(state["reading"], Reading)
+    assert state["cited"] == state["messages"][0].response_metadata["memagent"]["citations"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_node_starts_from_the_memory_in_the_state(is_async: bool) -> None:
+    model = backend()
+    subject = MemAgentReader(model, **SMALL)
+    await run_node(
+        is_async, {**INPUT, "memory": "an old note"}, subject, memory_key="memory", parts={"memory": "memory"}
+    )
+    assert "<memory>\nan old note\n</memory>" in model.prompts[0].messages[0].content
+    state = await run_node(is_async, INPUT, subject, memory_key="memory", parts={"memory": "memory"})
+    assert state["memory"] == "note 3"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_node_takes_its_question_from_messages(is_async: bool) -> None:
+    model = backend()
+    state = {"messages": [("user", "Why?")], "context": DOCUMENT}
+    state = await run_node(
+        is_async, state, MemAgentReader(model, **SMALL), question_key="messages", answer_key="messages"
+    )
+    assert "<question>\nWhy?\n</question>" in model.prompts[0].messages[0].content
+    assert [message.type for message in state["messages"]] == ["human", "ai"]
+
+
+def test_a_part_that_there_is_not_is_told_at_once() -> None:
+    with pytest.raises(UsageError, match="no part 'text' of a reading; there are: answer, message"):
+        scripted().as_node(parts={"answer": "text"})

@@ -590,6 +590,7 @@ async def test_a3_details_are_in_the_response_metadata(how: str) -> None:
             "cut": [2, 3],
             "finish_reason": "stop",
             "memory": "cut",
+            "citations": [],
         }
     }
 

@@ -255,6 +255,7 @@ async def test_the_tool_s_artifact_has_the_object_of_a_structured_answer(how: st
 
 
 @pytest.mark.filterwarnings("ignore:The function `load` is in beta")
+@pytest.mark.openai
 def test_all_settings_survive_saving(monkeypatch: pytest.MonkeyPatch) -> None:
     from langchain_openai import ChatOpenAI
 

@@ -154,7 +154,8 @@ class Reply:
     """What the model wrote for one prompt, and the `seconds` that the call took.
 
     `reasoning` is the thinking, where the server returns it apart from the text. `edited` is the memory that a person
-    put in place of the one in the reply, or None. `recorded`: the reply comes from a journal, without a call.
+    put in place of the one in the reply, or None. `recorded`: the reply comes from a journal, without a call. `model`:
+    which model wrote it, as its server says, or None; behind fallbacks it may be another one.
     """
 
     text: str
@@ -164,6 +165,7 @@ class Reply:
     seconds: float = 0.0
     edited: str | None = None
     recorded: bool = field(default=False, compare=False)
+    model: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,11 +41,12 @@ _FINISH_REASONS = {
 
 
 class ReplyBuilder:
-    """Builds one reply, piece by piece. Callers add the pieces, and set `usage` and `finish_reason`."""
+    """Builds one reply, piece by piece. Callers add the pieces, and set `usage`, `finish_reason` and `model`."""
 
     def __init__(self) -> None:
         self.usage = Usage()
         self.finish_reason: str | None = None
+        self.model: str | None = None
         self._started = time.perf_counter()
         self._pieces = 0
         self._text: list[str] = []
@@ -87,6 +88,7 @@ class ReplyBuilder:
             usage=self.usage,
             finish_reason=self.finish_reason,
             seconds=time.perf_counter() - self._started,
+            model=self.model,
         )
 
 

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncGenerator, Generator
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing
 from copy import copy
 from typing import Any, cast
 
-from langchain_core.language_models import BaseLLM, LanguageModelInput, LanguageModelLike
-from langchain_core.load import dumps
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableWithFallbacks
-from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.runnables.configurable import RunnableConfigurableFields
+from langchain_core.language_models import LanguageModelInput, LanguageModelLike
+from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import SecretStr
 
 from memagent_integrations.backends import Backend, load_backend
-from memagent_integrations.backends.base import digest
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.lazy import Lazy
+from memagent_integrations.langchain.limits import Limiter, counter_of_model, window_of
+from memagent_integrations.langchain.models import identity_of, models_in, rebuilt, resolved, seen_in, takes_schema
 from memagent_integrations.langchain.muted import muted, within
+from memagent_integrations.langchain.rendering import model_input
 from memagent_integrations.langchain.replies import MessageReply
 from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.tokens import Counter, counter_of, load_counter
-
-_LIMITS = dict.fromkeys(("BaseChatOpenAI", "BaseOpenAI", "ChatAnthropic", "ChatGroq", "ChatMistralAI"), "max_tokens")
-_LIMITS["ChatGoogleGenerativeAI"] = "max_output_tokens"
-_MESSAGES: dict[str, type[BaseMessage]] = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
 
 
 class ChatModelBackend(Backend):
@@ -37,8 +31,9 @@ class ChatModelBackend(Backend):
     Each call is a run of its own, `memagent_memory` or `memagent_answer`, and a child of the run of `config`; those
     that write the memory carry the tag "nostream".
 
-    The output limit is passed to the model classes known to take one; for others name the keyword argument with
-    `limit_parameter`. `window` defaults to what the model's profile or its endpoint reports.
+    The output limit is passed to each model as its class takes it, or set on a copy; for others name the keyword
+    argument with `limit_parameter`, else a warning is logged. `window` defaults to the smallest that the models, their
+    profiles or their servers tell. An Ollama model without `num_ctx` gets one that holds the prompts.
 
     `tokenizer` counts tokens: a counter, or a name that `load_counter` knows. By default OpenAI's models are
     counted with tiktoken, a model with an `openai_api_base` as `OpenAIBackend` counts; those of any other are
@@ -58,67 +53,87 @@ class ChatModelBackend(Backend):
         check_int(concurrency=concurrency, **drop_none(window=window))
         if not isinstance(model, Runnable):
             raise UsageError(f"model has to be a LangChain model, not {type(model).__name__}")
-        self.model = model
+        self.model: Runnable[LanguageModelInput, Any] = model
         self.concurrency = concurrency
         self._config = config or RunnableConfig()
-        self._tokenizer, self._window, self._limit = tokenizer, window, limit_parameter
-        self._models = _wrapped(model)
-        self._counting = Lazy()
+        self._tokenizer, self._window = tokenizer, window
+        self._limiter, self._counting, self._sizing = Limiter(limit_parameter), Lazy(), Lazy()
+        self._endpoints: dict[tuple[str, str], Backend] = {}
+        self._choice: tuple[Any, str] | None = None
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The model's class and name."""
-        name = getattr(self._models[0], "model_name", None) or getattr(self._models[0], "model", None)
-        return f"langchain:{type(self._models[0]).__name__}" + (f":{name}" if isinstance(name, str) else "")
+        """The class and the name of the model, of several the first one's."""
+        return _name(self._first())
+
+    @property
+    def structured(self) -> bool:  # type: ignore[override]
+        """Whether the model, and each of its fallbacks, can keep to a schema."""
+        try:
+            return takes_schema(self._resolved)
+        except UsageError:  # it is known once the config of a call says which model it is
+            return True
 
     @property
     def identity(self) -> dict[str, Any]:
-        """A digest of the model's settings as LangChain serialises them, without memory addresses."""
-        return {"settings": digest(re.sub(r"0x[0-9a-f]+", "", dumps(self.model)))}
+        """A digest of what decides the model's text: no keys, no addresses in memory, nothing about retries or runs."""
+        return {"settings": self._chosen[1]}
 
     @property
     def window(self) -> int | None:  # type: ignore[override]
-        """The context window: the `window` argument, else what the model's profile or its endpoint reports."""
-        return self._window or self._counter_and_window()[1]
+        """The context window: the `window` argument, else the smallest that the models or their servers tell."""
+        size: int | None = self._window or self._sizing.get((self._chosen[1],), self._find_window)
+        return size
 
     def under(self, config: RunnableConfig) -> ChatModelBackend:
         """Return this backend with its calls as children of the run of `config`."""
         other = copy(self)
-        other._config = config
+        other._config, other._choice = config, None
         return other
 
     def count(self, text: str) -> int:
         """Return the number of tokens in `text`."""
-        return self._counter_and_window()[0](text) if text else 0
+        count: Counter = self._counting.get((self._chosen[1],), self._find_counter)
+        return count(text) if text else 0
 
     def complete(self, prompt: Prompt) -> Reply:
         """Return the model's reply."""
-        builder, config = MessageReply(), self._run(prompt)
+        builder, config = MessageReply(prompt.schema), self._run(prompt)
+        model, value = self._call(prompt)
         with builder.call(self.name, secrets=self._secrets()), within(config):
-            builder.add(self.model.invoke(self._input(prompt), config, **self._options(prompt)))
+            builder.add(model.invoke(value, config))
         return builder.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
-        builder, config = MessageReply(), self._run(prompt)
+        builder, config = MessageReply(prompt.schema), self._run(prompt)
+        model, value = await asyncio.to_thread(self._call, prompt)
         with builder.call(self.name, secrets=self._secrets()), within(config):
-            builder.add(await self.model.ainvoke(self._input(prompt), config, **self._options(prompt)))
+            builder.add(await model.ainvoke(value, config))
         return builder.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """Yield the reply as the model streams it."""
-        builder = MessageReply()
+        """Yield the reply as the model streams it; a structured one whole."""
+        if prompt.schema:
+            yield from super().stream(prompt)
+            return
+        builder, (model, value) = MessageReply(), self._call(prompt, stream=True)
         with builder.call(self.name, secrets=self._secrets()):
-            for part in self.model.stream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True)):
+            for part in model.stream(value, self._run(prompt)):
                 if text := builder.add(part):
                     yield text
         yield builder.reply()
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        builder = MessageReply()
+        if prompt.schema:
+            reply = await self.acomplete(prompt)
+            yield reply.text
+            yield reply
+            return
+        builder, (model, value) = MessageReply(), await asyncio.to_thread(self._call, prompt, stream=True)
         with builder.call(self.name, secrets=self._secrets()):
-            stream = self.model.astream(self._input(prompt), self._run(prompt), **self._options(prompt, stream=True))
+            stream = model.astream(value, self._run(prompt))
             async with aclosing(cast("AsyncGenerator[Any]", stream)) as parts:
                 async for part in parts:
                     if text := builder.add(part):
@@ -126,14 +141,29 @@ class ChatModelBackend(Backend):
         yield builder.reply()
 
     def _secrets(self) -> list[str]:
-        names = ("openai_api_key", "anthropic_api_key", "api_key")
-        keys = (getattr(model, name, None) for model in self._models for name in names)
-        return [key.get_secret_value() for key in keys if isinstance(key, SecretStr)]
+        values = [value for model in seen_in(self._resolved) for value in vars(model).values()]
+        return [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
 
-    def _input(self, prompt: Prompt) -> LanguageModelInput:
-        if len(prompt.messages) == 1 and all(isinstance(model, BaseLLM) for model in self._models):
-            return prompt.messages[0].content  # a BaseLLM writes "Human:" before a message: one text needs none
-        return [_MESSAGES[message.role](content=message.content) for message in prompt.messages]
+    def _call(self, prompt: Prompt, *, stream: bool = False) -> tuple[Runnable[LanguageModelInput, Any], Any]:
+        """Return the model, with what this prompt needs bound to each of its parts, and its input."""
+
+        def change(model: Any, bound: Mapping[str, Any]) -> Any:
+            if stream and _omits_stream_usage(model):
+                bound = {**bound, "stream_usage": True}
+            return self._limiter.limited(model, bound, prompt.max_tokens, lambda: self._size(prompt))
+
+        def structured(model: Any, bound: Mapping[str, Any]) -> Any:
+            try:
+                whole = model.with_structured_output(_titled(prompt.schema or {}), include_raw=True)
+            except (NotImplementedError, TypeError, ValueError) as error:
+                raise UsageError(f"{_name(model)} cannot keep to this schema (output): {error}") from error
+            return rebuilt(whole, change, bound)
+
+        model = rebuilt(self._resolved, structured if prompt.schema else change)
+        return model, model_input(prompt.messages, models_in(self._resolved))
+
+    def _size(self, prompt: Prompt) -> int:
+        return prompt.max_tokens + sum(self.count(each.content) + self.template_tokens for each in prompt.messages)
 
     def _run(self, prompt: Prompt) -> RunnableConfig:
         """Return the config of this call's run: its name, tags and metadata in traces."""
@@ -149,51 +179,63 @@ class ChatModelBackend(Backend):
             "metadata": {**config.get("metadata", {}), **step},
         }
 
-    def _options(self, prompt: Prompt, *, stream: bool = False) -> dict[str, Any]:
-        """Return keyword arguments that every one of the models is known to take."""
-        limits = {_limit_parameter(model) for model in self._models}
-        limit = self._limit or (limits.pop() if len(limits) == 1 else None)
-        options: dict[str, Any] = {limit: prompt.max_tokens} if limit else {}
-        if stream and all(_omits_stream_usage(model) for model in self._models):
-            options["stream_usage"] = True
-        return options
+    @property
+    def _resolved(self) -> Any:
+        """The model that the config chooses."""
+        return self._chosen[0]
 
-    def _counter_and_window(self) -> tuple[Counter, int | None]:
-        return cast("tuple[Counter, int | None]", self._counting.get((), self._find_counter))
+    @property
+    def _chosen(self) -> tuple[Any, str]:
+        if self._choice is None:
+            choice = resolved(self.model, self._config)
+            self._choice = choice, identity_of(choice)
+        return self._choice
 
-    def _find_counter(self) -> tuple[Counter, int | None]:
-        model = self._models[0]
-        window = (getattr(model, "profile", None) or {}).get("max_input_tokens")
+    def _first(self) -> Any:
+        try:
+            return seen_in(self._resolved)[0]
+        except UsageError:  # a call will raise it; a name has to be there before
+            return self.model
+
+    def _find_counter(self) -> Counter:
+        model = seen_in(self._resolved)[0]
         if self._tokenizer is not None:
-            return load_counter(self._tokenizer), window
+            return load_counter(self._tokenizer)
+        if count := counter_of_model(model):
+            return count
+        if endpoint := self._endpoint(model):
+            return endpoint.count
+        return counter_of(getattr(model, "model_name", None) or _name(model))
+
+    def _find_window(self) -> int | None:
+        return min(filter(None, map(self._window_of, seen_in(self._resolved))), default=None)
+
+    def _window_of(self, model: Any) -> int | None:
+        endpoint = None if self._tokenizer is not None else self._endpoint(model)
+        return (endpoint.window if endpoint else None) or window_of(model)
+
+    def _endpoint(self, model: Any) -> Backend | None:
+        """Return the backend of a model's OpenAI-compatible server, which may count and tell its window."""
         name, address = getattr(model, "model_name", None), getattr(model, "openai_api_base", None)
-        if name and address:
+        if not (name and address):
+            return None
+        if (name, address) not in self._endpoints:
             key = getattr(model, "openai_api_key", None)
-            endpoint = load_backend(
-                f"openai:{name}",
-                base_url=address,
-                api_key=key.get_secret_value() if isinstance(key, SecretStr) else None,
-            )
-            return endpoint.count, endpoint.window or window
-        return counter_of(name or self.name), window
-
-
-def _wrapped(model: Any) -> list[Any]:
-    """Return the models inside retries, bindings and fallbacks, the first choice first."""
-    if isinstance(model, RunnableBindingBase):
-        return _wrapped(model.bound)
-    if isinstance(model, RunnableConfigurableFields):
-        return _wrapped(model.default)
-    if isinstance(model, RunnableWithFallbacks):
-        return [inner for runnable in model.runnables for inner in _wrapped(runnable)]
-    return [model]
-
-
-def _limit_parameter(model: Any) -> str | None:
-    """Return the name by which the model's class takes the output limit, if known."""
-    return next((_LIMITS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in _LIMITS), None)
+            secret = key.get_secret_value() if isinstance(key, SecretStr) else None
+            self._endpoints[name, address] = load_backend(f"openai:{name}", base_url=address, api_key=secret)
+        return self._endpoints[name, address]
 
 
 def _omits_stream_usage(model: Any) -> bool:
     """Return whether this is a ChatOpenAI that requests no usage in streams because its server is not OpenAI's."""
     return getattr(model, "stream_usage", False) is None and bool(getattr(model, "openai_api_base", None))
+
+
+def _name(model: Any) -> str:
+    name = getattr(model, "model_name", None) or getattr(model, "model", None) or getattr(model, "model_id", None)
+    return f"langchain:{type(model).__name__}" + (f":{name}" if isinstance(name, str) else "")
+
+
+def _titled(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema with the title that LangChain takes for the name of the tool."""
+    return {"title": "Answer", **schema}

@@ -69,6 +69,8 @@ def message_fields(reading: Reading) -> dict[str, Any]:
     }
     if reading.answer_model:
         metadata["memory_model"] = reading.model
+    if answered := Tally(step.reply.model for step in steps if step.reply.model):
+        metadata["models"] = dict(answered)  # by the names that their servers give them
     return {"response_metadata": {"memagent": metadata}, "usage_metadata": usage_metadata(reading.new_usage)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,13 +11,14 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.ai import UsageMetadata, add_usage
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.records import Reply, Usage
 
 _REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "finishReason")
+_NAMES = ("model_name", "model", "model_id")
 _ANSWER_CODE = re.compile(r"langchain_core\.(?:language_models|messages|outputs)\b|langchain_(?!core|classic|text_)\w+")
 """Modules that take a server's answer apart: a lookup that fails in one of them is about the answer."""
 _ANSWER_PARTS = re.compile(r"(?:Message|Generation)(?:Chunk)?|(?:Chat|LLM)Result")
@@ -25,8 +27,9 @@ _ANSWER_PARTS = re.compile(r"(?:Message|Generation)(?:Chunk)?|(?:Chat|LLM)Result
 class MessageReply(ReplyBuilder):
     """A reply put together from messages, or from chunks of one."""
 
-    def __init__(self) -> None:
+    def __init__(self, schema: Mapping[str, Any] | None = None) -> None:
         super().__init__()
+        self._schema = schema
         self._usage_metadata: UsageMetadata | None = None
         self._tools: set[str] = set()
 
@@ -45,26 +48,14 @@ class MessageReply(ReplyBuilder):
             raise
 
     def add(self, part: Any) -> str:
-        """Add a message, a chunk of one, or a text; return its text.
+        """Add a message, a chunk of one, or a text; with a schema what a structured call gave. Return its text.
 
         Raises:
-            UsageError: it is neither.
+            UsageError: it is nothing of that.
             BackendError: it is a message that nothing can be read from.
         """
-        if not isinstance(part, (str, BaseMessage)):
-            raise UsageError(f"a model answers with a message or a text; this one gave {type(part).__name__}")
-        if isinstance(part, str):
-            return self.note(part)
-        try:
-            blocks = [block for block in part.content_blocks if isinstance(block, Mapping)]
-            text = str(part.text) or "".join(str(block.get("text") or "") for block in blocks if _is(block, "text"))
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            what = f"{type(part).__name__} with {type(part.content).__name__} as content"
-            raise BackendError(f"the model answered with a {what}, which has no text", retryable=True) from error
-        reasoning = "".join(str(block.get("reasoning") or "") for block in blocks if _is(block, "reasoning"))
-        if isinstance(part, AIMessage):
-            self._note_fields(part, blocks)
-        return self.note(text, reasoning)
+        is_structured = self._schema is not None and isinstance(part, Mapping)
+        return self.note(*(self._read_structured(part) if is_structured else self._read(part)))
 
     def reply(self) -> Reply:
         """Return the whole reply.
@@ -78,6 +69,34 @@ class MessageReply(ReplyBuilder):
             raise BackendError(f"the model wrote nothing, but called a tool ({names}); pass a model without tools")
         return reply
 
+    def _read(self, part: Any) -> tuple[str, str]:
+        """Return the text and the reasoning of a part; note what else it tells."""
+        if not isinstance(part, (str, BaseMessage)):
+            raise UsageError(f"a model answers with a message or a text; this one gave {type(part).__name__}")
+        if isinstance(part, str):
+            return part, ""
+        try:
+            blocks = [block for block in part.content_blocks if isinstance(block, Mapping)]
+            text = str(part.text) or "".join(str(block.get("text") or "") for block in blocks if _is(block, "text"))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            what = f"{type(part).__name__} with {type(part.content).__name__} as content"
+            raise BackendError(f"the model answered with a {what}, which has no text", retryable=True) from error
+        if isinstance(part, AIMessage):
+            self._note_fields(part, blocks)
+        return text, "".join(str(block.get("reasoning") or "") for block in blocks if _is(block, "reasoning"))
+
+    def _read_structured(self, result: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the JSON of the object "parsed", or what the message "raw" says if there is none."""
+        parsed = result.get("parsed")
+        text, reasoning = self._read(result.get("raw"))
+        self._tools.clear()  # the object may come as the arguments of a tool
+        if parsed is not None:
+            text = parsed.model_dump_json() if isinstance(parsed, BaseModel) else json.dumps(parsed, ensure_ascii=False)
+        elif not text.strip() and self.finish_reason not in ("content_filter", "length"):
+            reason = str(result.get("parsing_error") or "there is no object in it")[:300]
+            raise BackendError(f"the model's answer does not fit the schema of output: {reason}")
+        return text, reasoning
+
     def _note_fields(self, part: AIMessage, blocks: Sequence[Mapping[str, Any]]) -> None:
         if part.usage_metadata:
             self._usage_metadata = add_usage(self._usage_metadata, part.usage_metadata)
@@ -87,6 +106,7 @@ class MessageReply(ReplyBuilder):
             self.finish_reason = "content_filter"
         elif self.finish_reason != "content_filter":
             self.finish_reason = _finish_reason(metadata) or self.finish_reason
+        self.model = next((name for key in _NAMES if isinstance(name := metadata.get(key), str) and name), self.model)
         calls = (*part.tool_calls, *part.invalid_tool_calls)
         self._tools |= {str(call["name"]) for call in calls if call.get("name")}
 

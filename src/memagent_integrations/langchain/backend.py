@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
 from copy import copy
 from typing import Any, cast
@@ -59,7 +59,7 @@ class ChatModelBackend(Backend):
         self._tokenizer, self._window = tokenizer, window
         self._limiter, self._counting, self._sizing = Limiter(limit_parameter), Lazy(), Lazy()
         self._endpoints: dict[tuple[str, str], Backend] = {}
-        self._choice: tuple[Any, str] | None = None
+        self._cached: dict[str, Any] = {}
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -77,23 +77,23 @@ class ChatModelBackend(Backend):
     @property
     def identity(self) -> dict[str, Any]:
         """A digest of what decides the model's text: no keys, no addresses in memory, nothing about retries or runs."""
-        return {"settings": self._chosen[1]}
+        return {"settings": self._once("identity", lambda: identity_of(self._resolved))}
 
     @property
     def window(self) -> int | None:  # type: ignore[override]
         """The context window: the `window` argument, else the smallest that the models or their servers tell."""
-        size: int | None = self._window or self._sizing.get((self._chosen[1],), self._find_window)
+        size: int | None = self._window or self._sizing.get((self._once("key", self._key),), self._find_window)
         return size
 
     def under(self, config: RunnableConfig) -> ChatModelBackend:
         """Return this backend with its calls as children of the run of `config`."""
         other = copy(self)
-        other._config, other._choice = config, None
+        other._config, other._cached = config, {}
         return other
 
     def count(self, text: str) -> int:
         """Return the number of tokens in `text`."""
-        count: Counter = self._counting.get((self._chosen[1],), self._find_counter)
+        count: Counter = self._counting.get((self._once("key", self._key),), self._find_counter)
         return count(text) if text else 0
 
     def complete(self, prompt: Prompt) -> Reply:
@@ -141,7 +141,7 @@ class ChatModelBackend(Backend):
         yield builder.reply()
 
     def _secrets(self) -> list[str]:
-        values = [value for model in seen_in(self._resolved) for value in vars(model).values()]
+        values = [value for model in self._seen for value in vars(model).values()]
         return [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
 
     def _call(self, prompt: Prompt, *, stream: bool = False) -> tuple[Runnable[LanguageModelInput, Any], Any]:
@@ -182,23 +182,33 @@ class ChatModelBackend(Backend):
     @property
     def _resolved(self) -> Any:
         """The model that the config chooses."""
-        return self._chosen[0]
+        return self._once("resolved", lambda: resolved(self.model, self._config))
 
     @property
-    def _chosen(self) -> tuple[Any, str]:
-        if self._choice is None:
-            choice = resolved(self.model, self._config)
-            self._choice = choice, identity_of(choice)
-        return self._choice
+    def _seen(self) -> list[Any]:
+        """The models that it consists of, the first choice first."""
+        models: list[Any] = self._once("seen", lambda: seen_in(self._resolved))
+        return models
+
+    def _key(self) -> str:
+        """Return what distinguishes the counters and windows of models that a config may choose."""
+        names = ("openai_api_base", "base_url", "num_ctx", "n_ctx")
+        return repr([(_name(model), *(getattr(model, name, None) for name in names)) for model in self._seen])
+
+    def _once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Return what depends on the config only, and is computed once for it."""
+        if name not in self._cached:
+            self._cached[name] = compute()
+        return self._cached[name]
 
     def _first(self) -> Any:
         try:
-            return seen_in(self._resolved)[0]
+            return self._seen[0]
         except UsageError:  # a call will raise it; a name has to be there before
             return self.model
 
     def _find_counter(self) -> Counter:
-        model = seen_in(self._resolved)[0]
+        model = self._seen[0]
         if self._tokenizer is not None:
             return load_counter(self._tokenizer)
         if count := counter_of_model(model):
@@ -208,7 +218,7 @@ class ChatModelBackend(Backend):
         return counter_of(getattr(model, "model_name", None) or _name(model))
 
     def _find_window(self) -> int | None:
-        return min(filter(None, map(self._window_of, seen_in(self._resolved))), default=None)
+        return min(filter(None, map(self._window_of, self._seen)), default=None)
 
     def _window_of(self, model: Any) -> int | None:
         endpoint = None if self._tokenizer is not None else self._endpoint(model)

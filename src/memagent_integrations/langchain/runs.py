@@ -8,17 +8,18 @@ from copy import copy
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict, PrivateAttr
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.backends.base import digest
 from memagent_integrations.langchain.backend import ChatModelBackend
 from memagent_integrations.langchain.messages import usage_metadata
+from memagent_integrations.langchain.rendering import model_input
 from memagent_integrations.records import Prompt, Reply
 
 
@@ -33,7 +34,12 @@ class BackendInRuns(ChatModelBackend):
         super().__init__(_BackendModel(backend=backend), config, concurrency=backend.concurrency)
         self._backend = backend
         self.batch_size, self.max_retries = backend.batch_size, backend.max_retries
-        self.template_tokens, self.structured = backend.template_tokens, backend.structured
+        self.template_tokens = backend.template_tokens
+
+    @property
+    def structured(self) -> bool:  # type: ignore[override]
+        """Whether the backend keeps to a schema."""
+        return self._backend.structured
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -95,10 +101,10 @@ class BackendInRuns(ChatModelBackend):
         other.model = _BackendModel(backend=self._backend, prompt=prompt)
         return other
 
-    def _options(self, prompt: Prompt, *, stream: bool = False) -> dict[str, Any]:
-        """Return what decides the reply besides the messages, which is what LangChain's cache distinguishes."""
+    def _call(self, prompt: Prompt, *, stream: bool = False) -> tuple[Runnable[LanguageModelInput, Any], Any]:
+        """Return the model and its input; bound is what decides the reply besides, which LangChain's cache compares."""
         schema = {"schema": digest(repr(prompt.schema))} if prompt.schema else {}
-        return {"max_tokens": prompt.max_tokens} | schema
+        return self.model.bind(max_tokens=prompt.max_tokens, **schema), model_input(prompt.messages, [self.model])
 
 
 class _BackendModel(BaseChatModel):

@@ -31,8 +31,9 @@ def main() -> None:
     print()
     steps = response.metadata["memagent"]["steps"]
     print([step["outcome"] for step in steps], response.metadata["memagent"]["usage"])
-    for source in response.source_nodes:
-        print(source.node.metadata["file"], source.node.start_char_idx, source.node.end_char_idx)
+    files = {source.node.node_id: source.node.metadata["file"] for source in response.source_nodes}
+    for number, step in enumerate(steps):
+        print(number, [(files[part["node_id"]], part["start"], part["end"]) for part in step["nodes"]])
 
 
 if __name__ == "__main__":

@@ -11,8 +11,18 @@ import codecs
 import logging
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, nullcontext
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from inspect import isawaitable
 from pathlib import Path
@@ -20,6 +30,7 @@ from typing import IO, Any, TypeVar
 
 from memagent_integrations import files
 from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.places import in_document_order, is_scored, node_of, place_of
 
 SEPARATOR = "\n\n"
 """The text between two documents of a collection, which keeps them apart."""
@@ -38,7 +49,8 @@ _BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with the one of UTF-16
 )
 _ASYNC_LOADERS = {  # the async method of a loader, and the sync ones that it may have besides
     "alazy_load": ("lazy_load", "load"),
-    "alazy_load_data": ("lazy_load_data", "load_data"),
+    "alazy_load_data": ("lazy_load_data", "load_data", "iter_data"),
+    "aload_data": ("lazy_load_data", "load_data", "iter_data"),
 }
 _READ_ASYNC = "read it with aread, astream or aread_many; in LangChain with ainvoke or astream"
 _BINARY_FORMATS = (
@@ -59,14 +71,14 @@ class Piece:
     page: str | None = None
 
 
-def pieces(document: Any) -> Iterator[Piece]:
+def pieces(document: Any, joiner: Joiner | None = None) -> Iterator[Piece]:
     """Yield the text of a document, piece by piece and lazily.
 
     `document` is a `str` (text, never a file name), a `Path` (UTF-8, or UTF-16 or UTF-32 with a byte order mark), a
     LangChain `Document` or `Blob`, a LlamaIndex node, a loader (`lazy_load`, `lazy_load_data`, `yield_blobs`), or an
     iterable of any of these. Strings that follow one another in an iterable are one document and are joined unchanged
-    (lines of an open file, tokens of a stream); whole documents are separated by a blank line. A sequence of scored
-    nodes is put back into document order first.
+    (lines of an open file, tokens of a stream); whole documents are separated by a blank line. A sequence of
+    LlamaIndex nodes is put back into document order first. A `Piece` is passed on. A `joiner` may do it otherwise.
 
     Raises:
         UsageError: an object is no document, a file is not text, or the caller's own iterator raised an error (which
@@ -78,28 +90,34 @@ def pieces(document: Any) -> Iterator[Piece]:
             document,
             document,
         )
-    yield from _Joiner().pieces(document)
+    joiner = joiner or Joiner()
+    yield from joiner.pieces(document)
+    joiner.end()
 
 
-async def apieces(document: Any) -> AsyncGenerator[Piece]:
+async def apieces(document: Any, joiner: Joiner | None = None) -> AsyncGenerator[Piece]:
     """Yield the text of an async document as `pieces` does. An async generator is closed at the end.
 
-    An async document is an async iterable, a loader that loads only async (`alazy_load`, `alazy_load_data`), or a list
-    that has one of these in it.
+    An async document is an async iterable, a loader that loads only async (`alazy_load`, `alazy_load_data`), an
+    awaitable of a document, or a list that has one of these in it.
     """
-    joiner = _Joiner()
-    async with aclosing(_aflatten(document)) as items:
+    joiner = joiner or Joiner()
+    async with aclosing(aflattened(document)) as items:
         async for item in items:
             item_pieces = joiner.pieces(item)
             async for piece in in_threads(item_pieces) if _is_slow(item) else _as_async(item_pieces):
                 yield piece
+    joiner.end()
 
 
-async def _aflatten(document: Any) -> AsyncGenerator[Any]:
+async def aflattened(document: Any) -> AsyncGenerator[Any]:
     """Yield the sync documents that an async one consists of."""
+    if isinstance(document, Awaitable):
+        with _reading_errors():
+            document = [await document]
     if isinstance(document, list | tuple):
         for item in document:
-            async for part in _aflatten(item) if is_async(item) else _as_async((item,)):
+            async for part in aflattened(item) if is_async(item) else _as_async((item,)):
                 yield part
         return
     with _reading_errors():
@@ -107,7 +125,7 @@ async def _aflatten(document: Any) -> AsyncGenerator[Any]:
     try:
         with _UNFINISHED.reading(document) if isinstance(document, AsyncIterator) else nullcontext():
             async for item in _with_reading_errors(source):
-                async for part in _aflatten(item) if is_async(item) else _as_async((item,)):
+                async for part in aflattened(item) if is_async(item) else _as_async((item,)):
                     yield part
     finally:
         if isinstance(source, AsyncGenerator):
@@ -135,16 +153,16 @@ def is_async(document: Any) -> bool:
     """Return whether the document needs `apieces`."""
     if isinstance(document, list | tuple):
         return any(map(is_async, document))
-    return isinstance(document, AsyncIterable) or loads_only_async(document)
+    return isinstance(document, (AsyncIterable, Awaitable)) or loads_only_async(document)
 
 
 def is_one_shot(document: Any) -> bool:
     """Return whether the document can be read only once."""
-    return isinstance(document, (Iterator, AsyncIterator))
+    return isinstance(document, (Iterator, AsyncIterator, Awaitable))
 
 
 def _is_slow(item: Any) -> bool:
-    return not (isinstance(item, str) or hasattr(item, "page_content"))
+    return not (isinstance(item, (str, Piece)) or hasattr(item, "page_content"))
 
 
 class _UnfinishedIterators:
@@ -186,44 +204,69 @@ _MOST_UNFINISHED = 256
 _UNFINISHED = _UnfinishedIterators()
 
 
-class _Joiner:
+class Joiner:
     """Turns items into pieces: numbers the documents without a name, and puts the separator between documents."""
 
     def __init__(self) -> None:
         self._documents = 0
         self._position = 0  # in the current run of strings, in characters
         self._in_strings = False  # the previous item was a string
+        self._parents: dict[str, Any] = {}  # by id: nodes from whose text the offsets of other nodes count
 
     def pieces(self, document: Any) -> Iterator[Piece]:
         """Yield the pieces of the next document or documents."""
         with _reading_errors():
-            for item in _flatten(document):
-                yield from self._pieces_of_item(item)
+            for item in flattened(document, self.arrange):
+                yield from self.pieces_of_item(item)
 
-    def _pieces_of_item(self, item: Any) -> Iterator[Piece]:
+    def arrange(self, items: Sequence[Any]) -> Iterable[Any]:
+        """Return the items of a list in the order in which they are read."""
+        if not items or not all(map(_is_node, items)):
+            return items
+        nodes = map(node_of, items)
+        self._parents |= {node.node_id: node for node in nodes if getattr(node, "child_nodes", None)}
+        return self.in_order(items)
+
+    def in_order(self, nodes: Sequence[Any]) -> Iterable[Any]:
+        """Return nodes in the order in which they are read."""
+        return in_document_order(nodes, self.find)
+
+    def find(self, node_id: str) -> Any:
+        """Return the node with an id, if it is the parent of others; else None."""
+        return self._parents.get(node_id)
+
+    def pieces_of_item(self, item: Any) -> Iterator[Piece]:
+        """Yield the pieces of a string, a path or a single document."""
+        if isinstance(item, Piece):
+            yield item
+            return
         if isinstance(item, str):
             if not self._in_strings:
-                yield from self._next_document()
+                yield from self.next_document()
                 self._in_strings, self._position = True, 0
             yield Piece(text=item, document_id=f"text-{self._documents}", start=self._position)
             self._position += len(item)
             return
-        self._in_strings = False
-        yield from self._next_document()
+        yield from self.next_document()
         if isinstance(item, Path):
             yield from _read(item)
         else:
-            yield _from_object(item, self._documents)
+            yield _from_object(item, self._documents, self.find)
 
-    def _next_document(self) -> Iterator[Piece]:
+    def next_document(self) -> Iterator[Piece]:
+        """Begin the next document: yield the separator if there was one before."""
+        self._in_strings = False
         self._documents += 1
         if self._documents > 1:
             yield Piece(text=SEPARATOR, document_id=None, start=0)
 
+    def end(self) -> None:
+        """Take notice that the document was read to its end."""
 
-def _flatten(document: Any) -> Iterator[Any]:
-    """Yield the strings, paths and single documents that the document consists of, in order."""
-    if isinstance(document, (str, Path)) or _is_document(document):
+
+def flattened(document: Any, arrange: Callable[[Sequence[Any]], Iterable[Any]]) -> Iterator[Any]:
+    """Yield the strings, paths and single documents that the document consists of, in order; lists as arranged."""
+    if isinstance(document, (str, Path, Piece)) or _is_document(document):
         yield document
     elif isinstance(document, (bytes, bytearray)):
         raise UsageError("the document is bytes; decode it to str first, with the encoding it was written in")
@@ -231,18 +274,19 @@ def _flatten(document: Any) -> Iterator[Any]:
         raise UsageError("the document is a dict; pass the text in it, or a Document or node made from it")
     elif (items := loaded(document)) is not None:
         for item in items:
-            yield from _flatten(item)
+            yield from flattened(item, arrange)
     elif isinstance(document, Iterator):
         with _UNFINISHED.reading(document):
             for item in document:
-                yield from _flatten(item)
+                yield from flattened(item, arrange)
     elif hasattr(type(document), "model_fields"):
         raise UsageError(f"{type(document).__name__} is not a document; pass the text in it")
     elif isinstance(document, Iterable):
-        for item in _in_document_order(document):
-            yield from _flatten(item)
-    elif isinstance(document, AsyncIterable):
-        raise UsageError(f"the document is an async iterator; {_READ_ASYNC}")
+        for item in arrange(document) if isinstance(document, Sequence) else document:
+            yield from flattened(item, arrange)
+    elif isinstance(document, (AsyncIterable, Awaitable)):
+        kind = "an async iterator" if isinstance(document, AsyncIterable) else "an awaitable"
+        raise UsageError(f"the document is {kind}; {_READ_ASYNC}")
     else:
         raise UsageError(
             f"{type(document).__name__} is not a document; "
@@ -258,15 +302,12 @@ def loaded(loader: Any) -> Iterable[Any] | None:
     """
     if loads_only_async(loader):
         raise UsageError(f"{type(loader).__name__} loads only async; {_READ_ASYNC}")
-    names = ("lazy_load", "lazy_load_data", "yield_blobs")
-    load = next((getattr(loader, name) for name in names if hasattr(loader, name)), None)
-    if not callable(load):
-        return None
-    try:
-        items: Iterable[Any] = load()
-    except NotImplementedError:  # a LlamaIndex reader that does not implement the lazy method
-        items = loader.load_data()
-    return items
+    names = ("lazy_load", "lazy_load_data", "yield_blobs", "iter_data", "load_data")
+    for load in (load for name in names if callable(load := getattr(loader, name, None))):
+        with suppress(NotImplementedError):  # a LlamaIndex reader has most of them, and implements some
+            items: Iterable[Any] = load()
+            return items
+    return None
 
 
 def loads_only_async(loader: Any) -> bool:
@@ -312,47 +353,19 @@ async def _with_reading_errors(source: AsyncIterator[Any]) -> AsyncIterator[Any]
 
 
 def _is_document(item: Any) -> bool:
-    return any(hasattr(item, name) for name in ("page_content", "get_content")) or _is_scored(item) or _is_blob(item)
+    return hasattr(item, "page_content") or _is_node(item) or _is_blob(item)
 
 
 def _is_blob(item: Any) -> bool:
     return hasattr(item, "as_string") and hasattr(item, "as_bytes_io")
 
 
-def _is_scored(item: Any) -> bool:
-    return hasattr(item, "node") and hasattr(item, "score")
+def _is_node(item: Any) -> bool:
+    return hasattr(item, "get_content") or is_scored(item)
 
 
-def _in_document_order(items: Iterable[Any]) -> Iterable[Any]:
-    """Return scored nodes in the order of their text, grouped by document; anything else unchanged."""
-    if not isinstance(items, Sequence) or not items or not all(map(_is_scored, items)):
-        return items
-    ranks: dict[str, int] = {}
-    for item in items:
-        ranks.setdefault(_document_id(item.node), len(ranks))
-
-    def rank_and_start(item: Any) -> tuple[int, int]:
-        return ranks[_document_id(item.node)], getattr(item.node, "start_char_idx", None) or 0
-
-    return sorted(items, key=rank_and_start)
-
-
-def node_position(node: Any) -> tuple[str, int]:
-    """Return where a LlamaIndex node's text begins: the id of its document, and the number of the first character.
-
-    A node that does not know its position counts as a document of its own.
-    """
-    start = getattr(node, "start_char_idx", None)
-    return (_document_id(node), start) if isinstance(start, int) else (str(getattr(node, "node_id", "")), 0)
-
-
-def _document_id(node: Any) -> str:
-    return str(getattr(node, "ref_doc_id", None) or getattr(node, "node_id", ""))
-
-
-def _from_object(item: Any, number: int) -> Piece:
-    if _is_scored(item):
-        item = item.node
+def _from_object(item: Any, number: int, find: Callable[[str], Any]) -> Piece:
+    item = node_of(item)
     metadata = getattr(item, "metadata", None) or {}
     if hasattr(item, "page_content"):
         name = str(metadata.get("source") or getattr(item, "id", None) or f"document-{number}")
@@ -362,14 +375,14 @@ def _from_object(item: Any, number: int) -> Piece:
     elif _is_blob(item):
         text, name, start = item.as_string(), str(item.source or f"document-{number}"), 0
     else:
-        text, (name, start) = item.get_content(), node_position(item)
-        name = name or f"document-{number}"
+        text, place = item.get_content(), place_of(item, find)
+        name, start = place.document_id or f"document-{number}", place.start
     if not isinstance(text, str):
         raise UsageError(f"the content of {name} is {type(text).__name__}, not text")
-    return Piece(text=text, document_id=name, start=start if isinstance(start, int) else 0, page=_page(metadata))
+    return Piece(text=text, document_id=name, start=start if isinstance(start, int) else 0, page=page_of(metadata))
 
 
-def _page(metadata: Any) -> str | None:
+def page_of(metadata: Any) -> str | None:
     """Return the page that the metadata of a document or node name: as it is printed, else as its loader counts."""
     pages = (metadata.get(name) for name in ("page_label", "page")) if isinstance(metadata, Mapping) else ()
     return next((str(page) for page in pages if page not in (None, "")), None)

@@ -136,9 +136,10 @@ def scripted() -> ScriptedBackend:
 def documents() -> list[Document]:
     days = "".join(f"Day {number} was fair. " for number in range(100))
     nights = "".join(f"Night {number} was dark. " for number in range(60))
+    hidden = ["file"]  # from the prompts: what is shown there is the text alone
     return [
-        Document(text=days, id_="first", metadata={"file": "a.txt"}),
-        Document(text=nights, id_="second", metadata={"file": "b.txt"}),
+        Document(text=days, id_="first", metadata={"file": "a.txt"}, excluded_llm_metadata_keys=hidden),
+        Document(text=nights, id_="second", metadata={"file": "b.txt"}, excluded_llm_metadata_keys=hidden),
     ]
 
 

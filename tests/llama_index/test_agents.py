@@ -101,7 +101,7 @@ async def test_a_function_agent_asks_the_engine(streaming: bool) -> None:
     assert llm.seen[1][-1].content == "7319"
     raw = results[0].tool_output.raw_output
     assert raw.metadata["memagent"]["memory"] == "a note"
-    assert {source.node.ref_doc_id for source in raw.source_nodes} == {"log"}
+    assert {source.node.node_id for source in raw.source_nodes} == {"log"}
 
 
 async def test_an_agent_asks_several_times_at_once() -> None:
@@ -200,7 +200,7 @@ async def test_sub_questions_sync(streaming: bool) -> None:
     assert shown.index("Response: red") < shown.index("Response: blue"), (
         "answers are read in the order of the questions"
     )
-    assert {"log"} <= {source.node.ref_doc_id for source in response.source_nodes}
+    assert {"log"} <= {source.node.node_id for source in response.source_nodes}
 
 
 async def test_sub_questions_async() -> None:

@@ -453,7 +453,7 @@ async def test_everything_that_holds_text_is_read_whole() -> None:
         backend = scripted()
         response = MemAgentQueryEngine.from_documents(source, backend, **SIZES).query("q")
         assert text_read(backend) == text
-        assert len(response.source_nodes) >= len(backend.prompts) - 1
+        assert "\n\n".join(source.text for source in response.source_nodes) in (text, "\n\n"), "an iterator is not kept"
     backend = scripted()
     response = await MemAgentQueryEngine.from_nodes(later(), backend, **SIZES).aquery("q")
     assert text_read(backend) == text
@@ -513,7 +513,7 @@ def test_scored_nodes_come_in_document_order() -> None:
 
 def test_source_nodes_are_light_and_whole_nodes_keep_their_id() -> None:
     nodes = [TextNode(id_=f"n{number}", text=f"Short note {number}.", metadata={"page": number}) for number in range(3)]
-    response = MemAgentSynthesizer(scripted(), **SIZES).synthesize(
+    response = MemAgentSynthesizer(scripted(), include_text=False, **SIZES).synthesize(
         "q", [NodeWithScore(node=node, score=0.5) for node in nodes]
     )
     assert [(source.node.node_id, source.score, source.node.metadata) for source in response.source_nodes] == [
@@ -585,15 +585,14 @@ async def test_no_nodes_no_reading() -> None:
         response = await synthesizer.asynthesize("q", [])
         assert (await pieces_of(response) if streaming else [str(response)]) == ["Nothing found."]
     assert str(MemAgentSynthesizer(scripted()).synthesize("q", [])) == "Empty Response"
-    with pytest.raises(UsageError, match="empty"):
-        MemAgentSynthesizer(scripted()).synthesize("q", iter([]))
+    assert str(MemAgentSynthesizer(scripted()).synthesize("q", iter([]))) == "Empty Response"
 
 
 def test_what_is_no_node() -> None:
     backend = scripted()
     response = MemAgentSynthesizer(backend, **SIZES).synthesize("q", ["a line\n", "another\n"])
     assert text_read(backend) == "a line\nanother\n"
-    assert [(source.node.node_id, source.node.metadata) for source in response.source_nodes] == [("text-1:0-15", {})]
+    assert [(source.node.node_id, source.node.metadata) for source in response.source_nodes] == [("text-1", {})]
     for wrong in (b"bytes", {"text": "in a dict"}, 7):
         with pytest.raises(UsageError):
             MemAgentSynthesizer(backend, **SIZES).synthesize("q", wrong)
@@ -768,7 +767,7 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "llama_index_query.py"), run_name="__main__")
     output = capsys.readouterr().out
     assert "7319" in output
-    assert "log-2.txt 0 " in output
+    assert "log-2.txt" in output
 
 
 async def test_a_journal(tmp_path: Path) -> None:

@@ -398,38 +398,35 @@ async def test_b_models_are_asked_to_chat_which_tells_the_usage(method: str) -> 
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("include_text", [False, True])
-def test_b_source_nodes_say_where_each_chunk_stood_and_hold_text_only_if_asked(
-    streaming: bool, include_text: bool
-) -> None:
+def test_b_source_nodes_are_the_nodes_and_each_step_says_what_it_read(streaming: bool, include_text: bool) -> None:
     engine = MemAgentQueryEngine.from_documents(
         documents(), scripted(), include_text=include_text, streaming=streaming, **SIZES
     )
     response = engine.query("q")
     texts = {document.id_: document.text for document in documents()}
-    read_of: dict[str, str] = {"first": "", "second": ""}
-    for source in response.source_nodes:
-        node = source.node
-        assert isinstance(node, TextNode)
-        assert node.ref_doc_id is not None
-        part = texts[node.ref_doc_id][node.start_char_idx : node.end_char_idx]
-        assert node.text == (part if include_text else "")
-        assert node.metadata == {"file": {"first": "a.txt", "second": "b.txt"}[node.ref_doc_id]}
-        read_of[node.ref_doc_id] += part
-    assert read_of == texts
+    assert {source.node.node_id: source.node.get_content() for source in response.source_nodes} == (
+        texts if include_text else dict.fromkeys(texts, "")
+    )
+    assert [source.node.metadata["file"] for source in response.source_nodes] == ["a.txt", "b.txt"]
     assert response.metadata is not None
     assert {name: value for name, value in response.metadata.items() if name != "memagent"} == {
         source.node.node_id: source.node.metadata for source in response.source_nodes
     }
-    assert response.metadata["memagent"]["memory"].startswith("note")
+    details = response.metadata["memagent"]
+    read_of = dict.fromkeys(texts, "")
+    for step in details["steps"]:
+        for part in step["nodes"]:
+            read_of[part["node_id"]] += texts[part["node_id"]][part["start"] : part["end"]]
+    assert read_of == texts
+    assert details["memory"].startswith("note")
 
 
-def test_b_metadata_stands_in_a_prompt_only_if_it_is_put_into_the_text() -> None:
-    backend, node = scripted(), TextNode(text="It was fair.", metadata={"ship": "Alma"})
-    MemAgentSynthesizer(backend, **SIZES).synthesize("q", [node])
-    assert text_read(backend) == "It was fair."
-    backend = scripted()
-    MemAgentSynthesizer(backend, **SIZES).synthesize("q", [node.get_content(MetadataMode.LLM)])
-    assert text_read(backend) == "ship: Alma\n\nIt was fair."
+def test_b_metadata_stands_in_a_prompt_as_in_other_synthesizers() -> None:
+    node = TextNode(text="It was fair.", metadata={"ship": "Alma"})
+    for settings, shown in (({}, node.get_content(MetadataMode.LLM)), ({"metadata_mode": "none"}, "It was fair.")):
+        backend = scripted()
+        MemAgentSynthesizer(backend, **settings, **SIZES).synthesize("q", [node])  # type: ignore[arg-type]
+        assert text_read(backend) == shown
 
 
 @pytest.mark.parametrize("insert_method", [InsertMethod.SYSTEM, InsertMethod.USER])

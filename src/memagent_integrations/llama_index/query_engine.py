@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Any, Self, Unpack
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -21,7 +21,7 @@ from memagent_integrations.checks import check_int
 from memagent_integrations.documents import is_async, is_one_shot
 from memagent_integrations.errors import UsageError
 from memagent_integrations.llama_index.index import WholeIndex
-from memagent_integrations.llama_index.record import items_of
+from memagent_integrations.llama_index.nodes import anodes_of, docstore_of, nodes_of
 from memagent_integrations.llama_index.settings import Model
 from memagent_integrations.llama_index.synthesizer import MemAgentSynthesizer, SynthesizerSettings
 from memagent_integrations.records import Plan, Reading
@@ -82,7 +82,7 @@ class MemAgentQueryEngine(BaseQueryEngine):
         node_postprocessors: Postprocessors = None,
         **settings: Unpack[SynthesizerSettings],
     ) -> Self:
-        """`from_documents` for nodes; a list of scored nodes is put in document order."""
+        """`from_documents` for nodes; a list of nodes is read in document order, unless `order` says otherwise."""
         return cls(nodes, MemAgentSynthesizer(llm, **settings), node_postprocessors=node_postprocessors)
 
     @classmethod
@@ -97,6 +97,7 @@ class MemAgentQueryEngine(BaseQueryEngine):
         """Return an engine that reads what the retriever returns, in document order."""
         if not isinstance(retriever, BaseRetriever):
             raise UsageError(f"retriever has to be a LlamaIndex retriever, not {type(retriever).__name__}")
+        settings.setdefault("docstore", docstore_of(retriever))
         return cls(retriever, MemAgentSynthesizer(llm, **settings), node_postprocessors=node_postprocessors)
 
     @classmethod
@@ -125,6 +126,7 @@ class MemAgentQueryEngine(BaseQueryEngine):
             check_int(similarity_top_k=similarity_top_k)
             retriever = index.as_retriever(similarity_top_k=similarity_top_k)
         source = whole if retriever is None else retriever
+        settings.setdefault("docstore", index.docstore if retriever is None else docstore_of(retriever))
         return cls(source, MemAgentSynthesizer(llm, **settings), node_postprocessors=node_postprocessors)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,11 +185,11 @@ class MemAgentQueryEngine(BaseQueryEngine):
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """Return all nodes that would be read for the query."""
-        return list(map(_scored, items_of(self._nodes(query_bundle))))
+        return list(nodes_of(self._nodes(query_bundle)))
 
     async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """`retrieve`, async."""
-        return await _alist(await self._anodes(query_bundle))
+        return await anodes_of(await self._anodes(query_bundle))
 
     def synthesize(
         self, query_bundle: QueryBundle, nodes: Any, additional_source_nodes: Sequence[NodeWithScore] | None = None
@@ -232,7 +234,7 @@ class MemAgentQueryEngine(BaseQueryEngine):
         else:
             nodes = self._source.nodes() if isinstance(self._source, WholeIndex) else self._take()
         if self._node_postprocessors:
-            nodes = list(map(_scored, items_of(nodes)))
+            nodes = list(nodes_of(nodes))
         for postprocessor in self._node_postprocessors:
             nodes = postprocessor.postprocess_nodes(nodes, query_bundle=query_bundle)
         return nodes
@@ -246,7 +248,7 @@ class MemAgentQueryEngine(BaseQueryEngine):
         else:
             nodes = self._take()
         if self._node_postprocessors:
-            nodes = await _alist(nodes)
+            nodes = await anodes_of(nodes)
         for postprocessor in self._node_postprocessors:
             nodes = await postprocessor.apostprocess_nodes(nodes, query_bundle=query_bundle)
         return nodes
@@ -263,6 +265,9 @@ class MemAgentQueryEngine(BaseQueryEngine):
 
     async def _aitems(self) -> AsyncIterator[Any]:
         self._use_up()
+        if isinstance(self._source, Awaitable):
+            yield self._source
+            return
         async for item in self._source:
             yield item
 
@@ -282,15 +287,3 @@ def _bundle(query: QueryType) -> QueryBundle:
     if not bundle.query_str.strip():
         raise UsageError("the question is empty")
     return bundle
-
-
-async def _alist(nodes: Any) -> list[NodeWithScore]:
-    """Return the nodes of a source as a list, loaded in a thread."""
-    if is_async(nodes):
-        return [_scored(item) async for item in nodes]
-    return await asyncio.to_thread(lambda: list(map(_scored, items_of(nodes))))
-
-
-def _scored(item: Any) -> NodeWithScore:
-    node = Document(text=item) if isinstance(item, str) else item
-    return node if isinstance(node, NodeWithScore) else NodeWithScore(node=node)

@@ -13,16 +13,18 @@ from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import NodeWithScore, QueryType, TextNode
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryType, TextNode
 from llama_index.core.settings import Settings
+from llama_index.core.storage.docstore import BaseDocumentStore
 from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index_instrumentation import get_dispatcher
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.documents import is_one_shot
-from memagent_integrations.errors import UsageError
+from memagent_integrations.errors import EmptyDocument, UsageError
 from memagent_integrations.journal import NamedMemory
 from memagent_integrations.llama_index.backend import LLMBackend
+from memagent_integrations.llama_index.nodes import NodeOptions, NodeSettings, Order, as_read
 from memagent_integrations.llama_index.record import ResponseRecord
 from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
 from memagent_integrations.llama_index.streaming import AnswerTexts
@@ -33,12 +35,12 @@ from memagent_integrations.tokens import Counter
 dispatcher = get_dispatcher(__name__)
 
 
-class SynthesizerSettings(ReaderSettings, total=False):
+class SynthesizerSettings(ReaderSettings, NodeOptions, total=False):
     """The arguments of `MemAgentSynthesizer` besides the model."""
 
     tokenizer: str | Counter | None
     streaming: bool
-    include_text: bool
+    include_text: bool | None
     empty_response: str | None
     callback_manager: CallbackManager | None
     memory: str | NamedMemory
@@ -54,19 +56,23 @@ class MemAgentSynthesizer(BaseSynthesizer):
         tokenizer: counts the tokens of a LlamaIndex LLM, see `LLMBackend`; a backend has its own.
         streaming: whether to stream the answer. The memory is made before the response is returned, the answer is asked
             for where it is consumed: in any thread or event loop.
-        include_text: whether the source nodes hold their text.
+        include_text: whether the source nodes are the nodes themselves; else they are copies without text. By default
+            only the nodes of an iterator are, so that they are not kept.
         empty_response: the answer when there are no nodes.
         callback_manager: gets the events of this synthesizer and of (a copy of) the LLM.
         memory: the memory that every reading starts from: a text, such as `metadata["memagent"]["memory"]` of a
             response, or a `NamedMemory` of the journal, which every reading carries on.
         run: the name of the reading in the journal, as in `Reader.read`. It is one reading, of one question.
+        order, trim_overlap, metadata_mode, docstore: how nodes are read, see `NodeSettings`.
         settings: as in `Reader`; `answer_llm` is another model for the answer, and with `output_cls`, a pydantic model
             class, answers are `PydanticResponse`s.
 
     Nodes may be a list, an iterator, or an async iterator (for the async methods); iterators are read lazily. A
-    response has a source node for each part of a node that was in a chunk, with its position in the source document
-    and the original's metadata and score, and `metadata["memagent"]`: model, memory, steps, and usage (None for
-    numbers that the model did not report). For a stream these are complete once it has been consumed.
+    response has the nodes as its source nodes, each once: those that the answer rests on first, then the others in the
+    order in which they were read (with `order="given"`, all in that order). Its `metadata["memagent"]` has the model,
+    the memory, the steps (each with the characters of each node that it read), the citations, the usage (None for
+    numbers that the model did not report), and in `not_read` what nodes held that is no text. For a stream these are
+    complete once it has been consumed.
 
     Raises:
         UsageError: a setting is wrong; also what `Reader.read` raises.
@@ -78,11 +84,15 @@ class MemAgentSynthesizer(BaseSynthesizer):
         *,
         tokenizer: str | Counter | None = None,
         streaming: bool = False,
-        include_text: bool = False,
+        include_text: bool | None = None,
         empty_response: str | None = None,
         callback_manager: CallbackManager | None = None,
         memory: str | NamedMemory = "",
         run: str | None = None,
+        order: Order = "document",
+        trim_overlap: bool = True,
+        metadata_mode: MetadataMode | str = MetadataMode.LLM,
+        docstore: BaseDocumentStore | None = None,
         **settings: Unpack[ReaderSettings],
     ) -> None:
         # super().__init__() is not called: it would set the callback manager of the caller's LLM, and make Settings.llm
@@ -91,6 +101,9 @@ class MemAgentSynthesizer(BaseSynthesizer):
             _check_streams(llm, self._output_cls)
         self._streaming, self._include_text = streaming, include_text
         self._memory, self._run = memory, run
+        self.node_settings = NodeSettings(
+            order=order, trim_overlap=trim_overlap, metadata_mode=metadata_mode, docstore=docstore
+        )
         self._multimodal = False
         self._empty_response = empty_response or "Empty Response"
         self._callback_manager = callback_manager or Settings.callback_manager
@@ -150,14 +163,18 @@ class MemAgentSynthesizer(BaseSynthesizer):
             as `Reader.read`.
         """
         record = self._record()
-        reading = self.reader.read(_text_of(query), record.watch(nodes), **self._reading_settings(record, run))
+        reading = self.reader.read(
+            _text_of(query), record.watch(nodes, self.node_settings), **self._reading_settings(record, run)
+        )
         record.end(reading)
         return reading
 
     async def areading(self, query: QueryType, nodes: Any, *, run: str | None = None) -> Reading:
         """`reading`, async."""
         record = self._record()
-        reading = await self.reader.aread(_text_of(query), record.watch(nodes), **self._reading_settings(record, run))
+        reading = await self.reader.aread(
+            _text_of(query), record.watch(nodes, self.node_settings), **self._reading_settings(record, run)
+        )
         record.end(reading)
         return reading
 
@@ -167,7 +184,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
         Raises:
             as `Reader.plan`.
         """
-        return self.reader.plan(_text_of(query), nodes if is_one_shot(nodes) else _Again(nodes, self._record()))
+        return self.reader.plan(_text_of(query), nodes if is_one_shot(nodes) else as_read(nodes, self.node_settings))
 
     def synthesize(
         self,
@@ -178,13 +195,17 @@ class MemAgentSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Return a `Response`, or a `StreamingResponse` when streaming."""
         with self._synthesis(query) as (question, finish):
-            if not _is_empty(nodes):
-                record = self._record()
-                answer = self._read(question, record.watch(nodes), record)
-                return finish(self._respond(answer, record, additional_source_nodes))
-            if self._streaming:
-                return finish(StreamingResponse(self._empty_response_generator()))
-            return finish(Response(self._empty_response))
+            if isinstance(nodes, Sequence) and not nodes:
+                return finish(self._empty())
+            record = self._record()
+            record.query(query)
+            try:
+                answer = self._read(question, record.watch(nodes, self.node_settings), record)
+            except EmptyDocument:
+                if not record.is_empty:
+                    raise
+                return finish(self._empty())
+            return finish(self._respond(answer, record, additional_source_nodes))
 
     async def asynthesize(
         self,
@@ -195,13 +216,27 @@ class MemAgentSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Return a `Response`, or an `AsyncStreamingResponse` when streaming."""
         with self._synthesis(query) as (question, finish):
-            if not _is_empty(nodes):
-                record = self._record()
-                answer = await self._aread(question, record.watch(nodes), record)
-                return finish(self._respond(answer, record, additional_source_nodes))
-            if self._streaming:
-                return finish(AsyncStreamingResponse(self._empty_response_agenerator()))
-            return finish(Response(self._empty_response))
+            if isinstance(nodes, Sequence) and not nodes:
+                return finish(self._aempty())
+            record = self._record()
+            record.query(query)
+            try:
+                answer = await self._aread(question, record.watch(nodes, self.node_settings), record)
+            except EmptyDocument:
+                if not record.is_empty:
+                    raise
+                return finish(self._aempty())
+            return finish(self._respond(answer, record, additional_source_nodes))
+
+    def _empty(self) -> RESPONSE_TYPE:
+        """Return the response where there are no nodes."""
+        if self._streaming:
+            return StreamingResponse(self._empty_response_generator())
+        return Response(self._empty_response)
+
+    def _aempty(self) -> RESPONSE_TYPE:
+        """`_empty` for the async methods."""
+        return AsyncStreamingResponse(self._empty_response_agenerator()) if self._streaming else self._empty()
 
     @contextmanager
     def _synthesis(self, query: QueryType) -> Iterator[tuple[str, Callable[[RESPONSE_TYPE], RESPONSE_TYPE]]]:
@@ -250,19 +285,9 @@ class MemAgentSynthesizer(BaseSynthesizer):
     def _respond(
         self, answer: RESPONSE_TEXT_TYPE, record: ResponseRecord, additional: Sequence[NodeWithScore] | None
     ) -> RESPONSE_TYPE:
-        response = self._prepare_response_output(answer, [*record.source_nodes(), *(additional or ())])
+        response = self._prepare_response_output(answer, record.source_nodes(additional or ()))
         response.metadata = {**(response.metadata or {}), "memagent": record.summary}
         return response
-
-
-class _Again:
-    """Nodes as a reading sees them, whenever they are asked for."""
-
-    def __init__(self, nodes: Any, record: ResponseRecord) -> None:
-        self._nodes, self._record = nodes, record
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._record.watch(self._nodes))
 
 
 def _text_of(query: QueryType) -> str:
@@ -271,10 +296,6 @@ def _text_of(query: QueryType) -> str:
 
 def _nodes(texts: Sequence[str]) -> list[TextNode]:
     return [TextNode(text=text) for text in ([texts] if isinstance(texts, str) else texts)]
-
-
-def _is_empty(nodes: Any) -> bool:
-    return isinstance(nodes, Sequence) and not nodes
 
 
 def _check_streams(llm: Any, output_cls: Any = None) -> None:

@@ -286,6 +286,6 @@ async def test_an_index_answers_with_our_synthesizer(answering: str) -> None:
             )
             response = subject.query("q") if answering == "query" else await subject.aquery("q")
             assert await text_of(response) == ANSWER
-            assert {source.node.ref_doc_id for source in response.source_nodes} == {
+            assert {source.node.ref_doc_id or source.node.node_id for source in response.source_nodes} == {
                 document.id_ for document in documents()
             }

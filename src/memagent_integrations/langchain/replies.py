@@ -134,11 +134,12 @@ def _is_blocked(metadata: Mapping[str, Any]) -> bool:
 
 
 def _finish_reason(metadata: Mapping[str, Any]) -> str | None:
-    reason = next((metadata[name] for name in _REASONS if metadata.get(name)), None)
-    reason = reason[-1] if isinstance(reason, list) else reason  # a stream of ChatBedrockConverse
     details = metadata.get("incomplete_details")  # OpenAI's Responses API
-    reason = reason or (details.get("reason") if isinstance(details, Mapping) else None)
-    return finish_reason(reason or ("stop" if metadata.get("status") == "completed" else None))
+    told = [metadata.get(name) for name in _REASONS] + [details.get("reason") if isinstance(details, Mapping) else None]
+    told.append("stop" if metadata.get("status") == "completed" else None)
+    # a stream of ChatBedrockConverse has lists
+    reasons = [finish_reason(reason[-1] if isinstance(reason, list) else reason) for reason in told if reason]
+    return "content_filter" if "content_filter" in reasons else next(filter(None, reasons), None)
 
 
 def _usage(metadata: UsageMetadata | None) -> Usage:

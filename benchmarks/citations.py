@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from memagent_integrations import Reader, Reading, ScriptedBackend
-from memagent_integrations.citations import Lineage
 from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.haystacks import Cycled
 from memagent_integrations.evaluation.samples import Sample
+from memagent_integrations.lineage import Lineage
 from memagent_integrations.records import Prompt
 
 TASKS = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery")

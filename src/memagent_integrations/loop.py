@@ -17,8 +17,8 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 
 from memagent_integrations.answers import AnswerStream
-from memagent_integrations.citations import Lineage
 from memagent_integrations.errors import BackendError, EmptyDocument, InUse, MemAgentError, NoMemory, UsageError
+from memagent_integrations.lineage import Lineage
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet, opened_by_template
 from memagent_integrations.records import Budgets, Chunk, Event, Prompt, Reading, Reply, Step

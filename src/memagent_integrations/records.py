@@ -14,8 +14,10 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 from memagent_integrations import errors, files
 from memagent_integrations.changes import marked
 from memagent_integrations.checks import Number, check_int, drop_none
-from memagent_integrations.citations import Citation, Lineage, Origin, Passage, cite
+from memagent_integrations.citations import Citation, cite
 from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.lineage import Lineage, Origin
+from memagent_integrations.passages import Passage
 from memagent_integrations.sanitize import encodable
 
 Phase = Literal["memory", "answer"]

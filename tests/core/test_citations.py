@@ -16,8 +16,8 @@ from langchain_core.documents import Document as Page
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 
 from memagent_integrations import Citation, Journal, MemAgentError, Reader, Reading, ScriptedBackend, UsageError
-from memagent_integrations.citations import Lineage
 from memagent_integrations.journal.recording import step_from_json, step_to_json
+from memagent_integrations.lineage import Lineage
 from memagent_integrations.records import Budgets, Prompt, Reply, Source, Span, Step
 from memagent_integrations.statements import statements
 

@@ -37,6 +37,7 @@ from llama_index.core.schema import (
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
 from memagent_integrations import MemAgentQueryEngine, MemAgentSynthesizer, ScriptedBackend, UsageError
+from memagent_integrations.llama_index import MemAgentWorkflow
 from memagent_integrations.records import Prompt
 
 TEXT = "".join(f"Sentence {number} of the book says {number * 37 % 101}. " for number in range(400))
@@ -674,3 +675,20 @@ def test_an_engine_asked_for_its_nodes_returns_what_it_reads() -> None:
     nodes = engine.retrieve(QueryBundle("q"))
     assert [source.node.node_id for source in nodes] == ["first", "second"]
     assert str(engine.synthesize(QueryBundle("q"), nodes)) == ANSWER
+
+
+async def test_a_workflow_reads_nodes_by_the_same_rules() -> None:
+    nodes = [part("efghijkl ", 4), part("abcdefgh", 0, metadata={"ship": "Alma"}), part("mnop", 13)]
+    backend = scripted()
+    result = await MemAgentWorkflow(backend, load=lambda _: nodes, **SIZES).run(question="q", document="log")
+    assert text_read(backend) == "ship: Alma\n\nabcdefghijkl mnop"
+    assert result.steps[0]["nodes"] == [
+        {"node_id": node.node_id, "start": start, "end": len(node.text)}
+        for node, start in ((nodes[1], 0), (nodes[0], 4), (nodes[2], 0))
+    ]
+    backend = scripted()
+    settings: Any = {"order": "given", "trim_overlap": False, "metadata_mode": "none", **SIZES}
+    await MemAgentWorkflow(backend, load=lambda _: nodes, **settings).run(question="q", document="log")
+    assert text_read(backend) == "\n\n".join(node.text for node in nodes)
+    with pytest.raises(UsageError, match="order"):
+        MemAgentWorkflow(backend, order="best")  # type: ignore[arg-type]

@@ -47,13 +47,13 @@ class MemAgentAnswerEnd(BaseEvent):
 class ResponseRecord:
     """Collects nodes and steps while a reading runs, for the source nodes and the metadata of its response."""
 
-    def __init__(self, model: str, include_text: bool | None = None) -> None:
+    def __init__(self, model: str, include_text: bool | None = None, *, sources: SourceNodes | None = None) -> None:
         self.summary: dict[str, Any] = {"model": model, "memory": "", "steps": [], "usage": asdict(NO_USAGE)}
         self.summary |= {"citations": [], "not_read": []}
         self._of_query: list[dict[str, str]] = []
         self._usage = NO_USAGE
         self._include_text = include_text
-        self._sources = SourceNodes(include_text=bool(include_text))
+        self._sources = sources or SourceNodes(include_text=bool(include_text))
         self._keeps_order = False
         self._cited: list[int] = []
         self._listed: list[NodeWithScore] = []

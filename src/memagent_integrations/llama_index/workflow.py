@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 from weakref import WeakKeyDictionary
@@ -22,9 +23,12 @@ from llama_index.core.workflow import (
 from pydantic import BaseModel, BeforeValidator, Field
 
 from memagent_integrations.checks import check_int, drop_none
+from memagent_integrations.documents import is_async
 from memagent_integrations.errors import UsageError
+from memagent_integrations.llama_index.nodes import NodeOptions, NodeSettings, as_read
 from memagent_integrations.llama_index.record import ResponseRecord
 from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
+from memagent_integrations.llama_index.sources import SourceNodes
 from memagent_integrations.reader import Reader
 from memagent_integrations.reader.position import Position
 from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage
@@ -129,6 +133,10 @@ class MemAgentState(BaseModel):
         self.usage = asdict(Usage(**self.usage) + Usage(**record.summary["usage"]))
 
 
+class WorkflowSettings(ReaderSettings, NodeOptions, total=False):
+    """The arguments of `Reader` besides the model, and how nodes are read (see `NodeSettings`)."""
+
+
 class MemAgentWorkflow(Workflow):
     """Reads a document one chunk per step, and answers.
 
@@ -145,7 +153,8 @@ class MemAgentWorkflow(Workflow):
         timeout: seconds after which a run is given up; default: never.
         verbose: whether to print the steps.
         num_concurrent_runs: the maximum number of runs at a time.
-        settings: as in `Reader`, without `journal`.
+        settings: as in `Reader`, without `journal`; and how nodes are read (`order`, `trim_overlap`, `metadata_mode`,
+            `docstore`), see `NodeSettings`.
 
     A `ctx.to_dict()` saved at any time, or the context of a run that failed, can be resumed in this workflow or in
     another one with the same settings: `run(ctx=Context.from_dict(workflow, saved))`. Calls finished by then are
@@ -166,7 +175,7 @@ class MemAgentWorkflow(Workflow):
         timeout: float | None = None,
         verbose: bool = False,
         num_concurrent_runs: int | None = None,
-        **settings: Unpack[ReaderSettings],
+        **settings: Unpack[WorkflowSettings],
     ) -> None:
         if settings.get("journal") is not None:
             raise UsageError("a workflow is not recorded in a journal; keep the context's to_dict()")
@@ -180,7 +189,10 @@ class MemAgentWorkflow(Workflow):
                 "run_timeout bounds a reading in one call; "
                 "bound a workflow with its timeout, and a call with call_timeout"
             )
-        self.reader = reader_over(llm, tokenizer, **settings)
+        others: dict[str, Any] = {**settings}
+        options = {name: others.pop(name) for name in NodeOptions.__annotations__ if name in others}
+        self._node_settings = NodeSettings(**options)
+        self.reader = reader_over(llm, tokenizer, **others)
         self._load, self._ask_every = load, ask_every
         self._runs: WeakKeyDictionary[object, _Run] = WeakKeyDictionary()  # by the stores of their contexts
         self._options: dict[str, Any] = drop_none(verbose=verbose, num_concurrent_runs=num_concurrent_runs)
@@ -241,9 +253,8 @@ class MemAgentWorkflow(Workflow):
             return self._after(ctx, state)
         run = self._run(ctx)
         if (position := run.position) is None:
-            position = await asyncio.to_thread(
-                run.reader.position, lambda: self._load(state.document), state.read, state.digest
-            )
+            load = partial(self._nodes, state.document, run.sources)
+            position = await asyncio.to_thread(run.reader.position, load, state.read, state.digest)
         if position.number and not position.more:
             return MemAgentRead()
         run.position = None  # computed again if this step fails
@@ -298,8 +309,14 @@ class MemAgentWorkflow(Workflow):
     def _after(self, ctx: Context[MemAgentState], state: MemAgentState) -> MemAgentNext | MemAgentReview | None:
         return _review(state) if state.waiting else self._run(ctx).issue(MemAgentNext(index=state.read))
 
+    def _nodes(self, reference: str, sources: SourceNodes) -> Any:
+        """Return the document for a reference; what is read of its nodes is noted."""
+        document = self._load(reference)
+        return document if is_async(document) else as_read(document, self._node_settings, sources)
+
     def _record(self, ctx: Context[MemAgentState], step: Step) -> ResponseRecord:
-        record = ResponseRecord(self._run(ctx).reader.backend.name, include_text=False)
+        run = self._run(ctx)
+        record = ResponseRecord(run.reader.backend.name, sources=run.sources)
         record.step(step)
         return record
 
@@ -310,10 +327,11 @@ class MemAgentWorkflow(Workflow):
 
 
 class _Run:
-    """What a run keeps in this process: its reader, its position in the document, and the last chunk to read."""
+    """What a run keeps in this process: its reader, its nodes, its position in them, and the last chunk to read."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
+        self.sources = SourceNodes(include_text=False)
         self.position: Position | None = None
         self._issued = -1
 

@@ -719,7 +719,7 @@ async def test_a_reading_has_a_name_in_the_journal(how: str, tmp_path: Path) -> 
         ).text == "a note"
     with Journal(tmp_path / "runs.db") as journal:
         assert [run.name for run in journal.runs()] == ["lease"]
-    assert [spec.id for spec in subject.config_specs] == ["memagent_run", "memagent_memory"]
+    assert [spec.id for spec in subject.config_specs] == ["memagent_memory", "memagent_run"]
     assert MemAgentReader(ScriptedBackend([]), **SMALL).config_specs == []
 
 

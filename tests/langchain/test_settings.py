@@ -301,3 +301,18 @@ async def test_settings_are_chosen_by_the_config(how: str) -> None:
     assert message.additional_kwargs["parsed"] == Meeting(day="Monday", hour=1)
     assert message.response_metadata["memagent"]["chunks"] == 2
     assert (await call(subject, how)).text == GOOD
+
+
+def test_a_named_model_of_langchain_gets_its_options() -> None:
+    options = {"azure_endpoint": "https://a.example", "api_version": "2024-10-21", "api_key": "x", "temperature": 0.25}
+    subject = MemAgentReader("azure_openai:gpt-4o", backend_options=options, answer_model=ScriptedBackend([]))
+    model: Any = subject.loaded_reader().backend.model  # type: ignore[attr-defined]
+    assert (type(model).__name__, model.temperature) == ("AzureChatOpenAI", 0.25)
+
+
+def test_an_error_says_things_once() -> None:
+    def fail(_: str) -> str:
+        raise RuntimeError
+
+    with pytest.raises(BackendError, match=r"^langchain:Model failed: RuntimeError$"):
+        reader(Model(script=fail)).invoke(INPUT)

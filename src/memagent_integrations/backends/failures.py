@@ -84,7 +84,9 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
     disconnected = isinstance(error, (ConnectionError, TimeoutError)) or bool(
         _CONNECTION_FAILURES.search(_classes(error))
     )
-    return BackendError(f"{name} failed: {type(error).__name__}: {message}", retryable=disconnected)
+    kind = type(error).__name__
+    what = message if message.startswith(kind) else f"{kind}: {message}"  # an error without a text is its name
+    return BackendError(f"{name} failed: {what}", retryable=disconnected)
 
 
 def is_withheld(error: Exception) -> bool:

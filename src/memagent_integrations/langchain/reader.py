@@ -37,18 +37,28 @@ class MemAgentReader(BatchingReader):
 
     `model` is a LangChain model, wrapped or not, a `Backend`, or a name: one that `load_backend` knows ("smollm2",
     "openai:NAME", "policy:DIR", ...), or any other "provider:name" of LangChain's `init_chat_model`. A named model is
-    loaded once, at the first use.
+    loaded once, at the first use. The calls of each are runs of a chat model: traced, counted by usage handlers, and
+    cached by `set_llm_cache`.
 
-    `tokenizer` counts tokens, `limit_parameter` names the argument by which the model takes its output limit, where
-    that is not known (see `ChatModelBackend` for both), `backend_options` are more arguments of a named backend
-    (`base_url`, `temperature`, ...), the other settings are those of `Reader`. By default traces hold only the
-    length of the document; with `trace_inputs="full"` they hold its text. With a `journal`, the config
-    `{"configurable": {"memagent_run": NAME}}` names the reading in it.
+    The settings are those of `Reader` (`answer_model` and `output` too), and these:
+
+    - `tokenizer` counts tokens, `limit_parameter` names the argument by which the model takes its output limit, where
+      that is not known (see `ChatModelBackend` for both).
+    - `backend_options` and `answer_options` are more arguments of a named model (`base_url`, `temperature`, ...).
+    - `update_prompt` and `answer_prompt` are templates, texts or prompt templates of LangChain, in place of those of
+      `prompts`; they have the placeholders of `PromptSet`.
+    - `trace_inputs`: what the runs of a reading hold. "elided" (default): its own run the question, and the length of
+      the document; the runs of the calls their prompts, and so the sections. "full": its own run the document too.
+      "none": no text at all, neither question nor answer, only numbers and names.
+
+    With a `journal`, the config `{"configurable": {"memagent_run": NAME}}` names the reading in it, and
+    `"memagent_memory"` a memory that the reading carries on.
 
     The answer is an `AIMessage`: `usage_metadata` sums all calls (None if a server did not report it), and
-    `response_metadata["memagent"]` describes the reading. A stream yields the answer as it is written, then an
-    empty chunk with these two. Each memory update is followed by the custom event "memagent_step", also in
-    LangGraph's `stream_mode="custom"`. With `reader.bind(question=...)` the input is the context alone.
+    `response_metadata["memagent"]` describes the reading. With an `output`, `additional_kwargs["parsed"]` is the
+    object. A stream yields the answer as it is written, then an empty chunk with these. Each memory update is followed
+    by the custom event "memagent_step", also in LangGraph's `stream_mode="custom"`. With `reader.bind(question=...)`
+    the input is the context alone, with `reader.bind(context=...)` the question.
 
     Retry the model (`model.with_retry()`), not the reader: around the reader a retry reads the document from the start,
     unless there is a journal, and takes a LangGraph interrupt for a failure, unless it has

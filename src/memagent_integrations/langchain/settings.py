@@ -207,19 +207,21 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
         return reader
 
     def _load(self) -> Reader:
+        answering = None if self.answer_model is None else self._made(self.answer_model, self.answer_options)
         return Reader(
-            self._made(self.model),
+            self._made(self.model, self.backend_options),
             journal=self.journal,
             limits=self.limits,
             backend_options=self._options(self.model, self.backend_options),
-            answer_model=None if self.answer_model is None else self._made(self.answer_model),
+            answer_model=answering,
             answer_options=self._options(self.answer_model, self.answer_options),
             output=self.output,
         )
 
-    def _made(self, model: LanguageModelLike | Backend | str) -> Backend | str:
+    def _made(self, model: LanguageModelLike | Backend | str, options: Mapping[str, Any] | None) -> Backend | str:
+        """Return the backend of a model; a name that `load_backend` knows stays a name."""
         if isinstance(model, str) and _is_langchains(model):
-            return self._made(_chat_model(model))
+            model = _chat_model(model, options or {})
         if isinstance(model, Runnable):
             return ChatModelBackend(model, tokenizer=self.tokenizer, limit_parameter=self.limit_parameter)
         return model
@@ -272,13 +274,13 @@ def _is_langchains(name: str) -> bool:
     return ":" in name and name.partition(":")[0] not in KINDS
 
 
-def _chat_model(spec: str) -> Any:
+def _chat_model(spec: str, options: Mapping[str, Any]) -> Any:
     try:
         from langchain.chat_models import init_chat_model
     except ImportError as error:
         raise MissingExtra.extra("langchain", "langchain") from error
     try:
-        return init_chat_model(spec)
+        return init_chat_model(spec, **options)
     except ImportError as error:
         command = re.search(r"pip install (?:-U )?[\w.\[\]-]+", str(error))
         hint = command[0] if command else "see the message above"

@@ -580,6 +580,7 @@ async def test_a3_details_are_in_the_response_metadata(how: str) -> None:
     )
     message = await call(reader(Model(script=lambda text: next(replies) if "<section>" in text else ANSWER)), how)
     assert message.response_metadata == {
+        "model_name": "scripted-1",
         "memagent": {
             "model": "langchain:Model",
             "chunks": 4,
@@ -590,7 +591,7 @@ async def test_a3_details_are_in_the_response_metadata(how: str) -> None:
             "memory": "cut",
             "citations": [],
             "models": {"scripted-1": 3},
-        }
+        },
     }
 
 

@@ -290,7 +290,7 @@ def test_the_metadata_tell_which_model_answered() -> None:
 
     message = reader(broken().with_fallbacks([named("second-1")])).invoke(INPUT)
     details = message.response_metadata["memagent"]
-    assert details["model"] == "langchain:ChatVertexAI:gemini"
+    assert (details["model"], message.response_metadata["model_name"]) == ("langchain:second-1", "second-1")
     assert details["models"] == {"second-1": 5}
     assert "models" not in reader(ChatFireworks()).invoke(INPUT).response_metadata["memagent"]
 

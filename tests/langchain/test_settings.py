@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.scripted_chat import ANSWER, DOCUMENT, INPUT, SMALL, WAYS, Model, call, count, reader, scripted
 from langchain_core.load import dumps, load
+from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import ConfigurableField
 from pydantic import BaseModel
@@ -316,3 +317,37 @@ def test_an_error_says_things_once() -> None:
 
     with pytest.raises(BackendError, match=r"^langchain:Model failed: RuntimeError$"):
         reader(Model(script=fail)).invoke(INPUT)
+
+
+class Named(Model):
+    """A model that has a name, and whose server says it."""
+
+    model_name: str = "first"
+
+    def _answer(self, messages: Any, options: Any) -> Any:
+        message = super()._answer(messages, options)
+        message.response_metadata["model_name"] = f"{self.model_name}-2025"
+        return message
+
+
+def down(_: str) -> str:
+    raise ConnectionError("gone")
+
+
+@every_way
+async def test_the_metadata_name_the_model_that_answered(how: str) -> None:
+    for model, name, own in (
+        (Named(), "langchain:Named:first", "first-2025"),
+        (Named(script=down).with_fallbacks([Named(model_name="second")]), "langchain:second-2025", "second-2025"),
+        (Model(), "langchain:Model", "scripted-1"),
+    ):
+        metadata = (await call(reader(model), how)).response_metadata
+        assert (metadata["memagent"]["model"], metadata["model_name"]) == (name, own)
+    assert "model_name" not in (await call(scripted(), how)).response_metadata
+
+
+@every_way
+async def test_a_reply_that_only_calls_a_tool_is_a_clear_error(how: str) -> None:
+    called = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
+    with pytest.raises(BackendError, match=r"called a tool \(search\); pass a model without tools"):
+        await call(reader(Model(script=lambda _: called)), how)

@@ -21,7 +21,7 @@ from langchain_core.globals import set_debug
 from langchain_core.load import dumpd
 from langchain_core.messages import AIMessage
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda
 from langchain_core.tracers import BaseTracer, Run
 from langchain_core.tracers.context import collect_runs
 
@@ -180,7 +180,7 @@ async def test_usage_of_the_context_is_counted_once_with_none(how: str) -> None:
 
 @every_way
 async def test_callbacks_of_the_model_itself_see_no_text_either(how: str) -> None:
-    seen = [Everything() for _ in range(4)]
+    seen = [Everything() for _ in range(5)]
     listened: list[Any] = []
 
     def listen(run: Run) -> None:
@@ -193,10 +193,12 @@ async def test_callbacks_of_the_model_itself_see_no_text_either(how: str) -> Non
         Model(script=say).with_config(callbacks=CallbackManager([seen[2]], [seen[2]])).with_retry(),
         Model(script=say).with_fallbacks([Model(script=say, callbacks=[seen[3]])]),
         Model(script=say).with_listeners(on_end=listen),
+        Model(script=say, callbacks=[seen[4]]).configurable_fields(usage=ConfigurableField(id="usage")),
+        RunnableLambda(lambda prompt: prompt) | Model(script=say, callbacks=[seen[4]]),
     ]
     for one in wrapped:
         assert (await call(reader(one), how, TASK)).text == ANSWER
-    assert all(handler.seen for handler in seen[:3])
+    assert all(handler.seen for handler in (*seen[:3], seen[4]))
     assert listened
     assert SECRET not in f"{[handler.text() for handler in seen]}{listened!r}"
 

@@ -57,8 +57,9 @@ def usage_metadata(usage: Usage) -> UsageMetadata | None:
 def message_fields(reading: Reading) -> dict[str, Any]:
     """Return the usage and the metadata of a message about this reading."""
     steps = reading.steps
+    model, model_name = _who_answered(reading)
     metadata = {
-        "model": reading.answer_model or reading.model,
+        "model": model,
         "chunks": sum(step.phase == "memory" for step in steps),
         "calls": sum(not step.reply.recorded for step in steps),
         "outcomes": dict(Tally(step.outcome for step in steps)),
@@ -71,7 +72,22 @@ def message_fields(reading: Reading) -> dict[str, Any]:
         metadata["memory_model"] = reading.model
     if answered := Tally(step.reply.model for step in steps if step.reply.model):
         metadata["models"] = dict(answered)  # by the names that their servers give them
-    return {"response_metadata": {"memagent": metadata}, "usage_metadata": usage_metadata(reading.new_usage)}
+    names = {"model_name": model_name} if model_name else {}
+    return {"response_metadata": names | {"memagent": metadata}, "usage_metadata": usage_metadata(reading.new_usage)}
+
+
+def _who_answered(reading: Reading) -> tuple[str, str | None]:
+    """Return the backend's name for the model that gave the last reply, and the model's own, None if it has none.
+
+    Behind fallbacks it may be another than the first, if its server says so.
+    """
+    name = reading.answer_model or reading.model
+    kind, *rest = name.split(":", 2 if name.startswith("langchain:") else 1)
+    own = rest[-1] if len(rest) == (2 if kind == "langchain" else 1) else None
+    said = reading.steps[-1].reply.model if reading.steps else None
+    if kind == "langchain" and own and said and own not in said and said not in own:
+        return f"langchain:{said}", said
+    return name, said or own
 
 
 def to_message(reading: Reading, parsed: Any = None) -> AIMessage:

@@ -61,7 +61,7 @@ def resolved(runnable: Any, config: RunnableConfig | None) -> Any:
             ) from error
     if isinstance(runnable, RunnableBindingBase):
         config = merge_configs(runnable.config, config)
-    return _mapped(runnable, lambda child: resolved(child, config))
+    return mapped(runnable, lambda child: resolved(child, config))
 
 
 def models_in(runnable: Any) -> list[Any]:
@@ -74,7 +74,7 @@ def models_in(runnable: Any) -> list[Any]:
         found.extend(models_in(child))
         return child
 
-    _mapped(runnable, note)
+    mapped(runnable, note)
     return found or [runnable]
 
 
@@ -108,7 +108,7 @@ def rebuilt(runnable: Any, change: Change, options: Mapping[str, Any] | None = N
         return _with_steps(
             runnable, [_step(step, change, {} if n else options) for n, step in enumerate(runnable.steps)]
         )
-    changed = _mapped(runnable, lambda child: rebuilt(child, change, options) if has_model(child) else child)
+    changed = mapped(runnable, lambda child: rebuilt(child, change, options) if has_model(child) else child)
     return change(runnable, options) if changed is runnable else changed
 
 
@@ -122,7 +122,7 @@ def _with_steps(sequence: Any, steps: list[Any]) -> Any:
     return sequence.model_copy(update={"first": steps[0], "middle": steps[1:-1], "last": steps[-1]})
 
 
-def _mapped(runnable: Any, change: Callable[[Any], Any]) -> Any:
+def mapped(runnable: Any, change: Callable[[Any], Any]) -> Any:
     """Return a copy with each child changed; for a runnable without children the runnable itself."""
     if isinstance(runnable, RunnableBindingBase):
         return runnable.model_copy(update={"bound": change(runnable.bound)})

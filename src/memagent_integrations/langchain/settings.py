@@ -27,6 +27,7 @@ from memagent_integrations.langchain.backend import ChatModelBackend
 from memagent_integrations.langchain.gate import Gate
 from memagent_integrations.langchain.inputs import ReaderInput, elided_input
 from memagent_integrations.langchain.lazy import Lazy
+from memagent_integrations.langchain.models import resolved
 from memagent_integrations.langchain.runs import BackendInRuns
 from memagent_integrations.langchain.templates import template_of
 from memagent_integrations.langchain.traces import quiet_model, without_text
@@ -238,7 +239,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
         if isinstance(backend, ChatModelBackend):
             backend = backend.under(config)
             if self.trace_inputs == "none":
-                backend.model = quiet_model(backend.model)
+                backend.model = quiet_model(resolved(backend.model, config))
             return self._gate.gathered(backend) if self._gate else backend
         return BackendInRuns(self._gate.gathered(backend) if self._gate else backend, config)
 

@@ -14,12 +14,13 @@ from langchain_core.documents import Document
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, Generation, LLMResult
-from langchain_core.runnables import RunnableConfig, RunnableWithFallbacks
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config
 
 from memagent_integrations.langchain.inputs import elided
 from memagent_integrations.langchain.messages import STEP, without_memory
+from memagent_integrations.langchain.models import mapped
 
 _NAMES = (  # keys whose values are names and numbers, which are no text of the reading
     *("model", "model_name", "model_provider", "ls_model_name", "ls_provider", "_type", "type", "run_type", "id"),
@@ -59,12 +60,9 @@ def quiet_model(model: Any) -> Any:
         config = {**model.config, "callbacks": _quiet_callbacks(model.config.get("callbacks"))}
         bound = quiet_model(model.bound)
         return model.model_copy(update={"bound": bound, "config": config, "config_factories": factories})
-    if isinstance(model, RunnableWithFallbacks):
-        fallbacks = [quiet_model(fallback) for fallback in model.fallbacks]
-        return model.model_copy(update={"runnable": quiet_model(model.runnable), "fallbacks": fallbacks})
     if isinstance(model, BaseLanguageModel) and model.callbacks:
         return model.model_copy(update={"callbacks": _quiet_callbacks(model.callbacks)})
-    return model
+    return mapped(model, quiet_model)
 
 
 def _quiet_factory(factory: Callable[[RunnableConfig], RunnableConfig]) -> Callable[[RunnableConfig], RunnableConfig]:

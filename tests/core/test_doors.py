@@ -41,6 +41,7 @@ CORE: dict[str, set[str] | None] = {
     "prompts": {"PromptSet", "Template"},
     "reader": {"Reader"},
     "reader.position": {"Position"},
+    "reader.running": {"AsyncProgress", "Progress"},
     "reader.unanswered": {"Unanswered"},
     "records": None,
     "sanitize": {"harmless"},

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, NoMemory
 from memagent_integrations.langchain.notes import NoteTaking, to_notes
 from memagent_integrations.reader import Reader
-from memagent_integrations.reader.many import AsyncProgress, Progress
+from memagent_integrations.reader.running import AsyncProgress, Progress
 from memagent_integrations.records import Chunk, Reading, Step
 
 _TRIES = 3

@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableConfig, RunnableLambda
 from memagent_integrations.langchain.messages import STEP, message_fields, step_event
 from memagent_integrations.langchain.reader import MemAgentReader
 from memagent_integrations.reader import Reader
-from memagent_integrations.reader.many import AsyncProgress, Progress
+from memagent_integrations.reader.running import AsyncProgress, Progress
 from memagent_integrations.records import Reading, Step
 
 

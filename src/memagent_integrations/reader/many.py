@@ -6,30 +6,25 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
-from contextlib import aclosing, closing
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from functools import partial
-from inspect import isawaitable
 from typing import Any
 
 from memagent_integrations.documents import is_async
 from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.journal import Journal, NamedMemory
-from memagent_integrations.loop import Turns, adrive, drive, drive_batch
+from memagent_integrations.loop import Turns, drive_batch
+from memagent_integrations.reader.running import Progress, Running
 from memagent_integrations.reader.setup import Setup
-from memagent_integrations.records import Chunk, Event, Reading, Step
+from memagent_integrations.reader.turns import Memory, turns_of_reading
+from memagent_integrations.records import Chunk, Reading, Step
 
-Progress = Callable[[Step], None]
-AsyncProgress = Callable[[Step], Awaitable[None] | None]
 ManyProgress = Callable[[int, Step], None]
-Memory = str | NamedMemory
-"""What a reading starts from."""
 Job = tuple[str, Any] | tuple[str, Any, Memory]
 """A question and the document to read for it; the memory to start from, if there is one."""
 WholeJob = tuple[str, Any, Memory]
-Start = Callable[[str, Iterable[Chunk], Any, Memory], Turns]
-"""Makes the loop of a reading from the question, the chunks, the document and the memory to start from."""
 
 
 class UniqueJobs:
@@ -98,51 +93,9 @@ class SharedChunks:
             self._end = end
 
 
-def finish(
-    setup: Setup, turns: Turns, progress: Progress | None = None, cancelled: threading.Event | None = None
-) -> Reading:
-    """Run a loop to its end and return the reading.
-
-    Raises:
-        CancelledError: `cancelled` has been set.
-    """
-    with closing(drive(turns, partial(setup.complete, cancelled=cancelled))) as events:
-        for event in events:
-            if isinstance(event, Reading):
-                return event
-            if cancelled and cancelled.is_set():
-                raise CancelledError
-            if progress and isinstance(event, Step):
-                progress(event)
-    raise AssertionError("a driver ends with a reading")
-
-
-async def afinish(driver: AsyncGenerator[Event], progress: AsyncProgress | None = None) -> Reading:
-    """Take the events of `adrive` to the last one and return it, the reading."""
-    async with aclosing(driver) as events:
-        async for event in events:
-            if isinstance(event, Reading):
-                return event
-            if progress and isinstance(event, Step) and isawaitable(waiting := progress(event)):
-                await waiting
-    raise AssertionError("a driver ends with a reading")
-
-
-def raise_for_error(reading: Reading) -> Reading:
-    """Return a reading that has an answer.
-
-    Raises:
-        MemAgentError: the error that ended it.
-    """
-    if reading.error:
-        reading.error.reading = reading
-        raise reading.error
-    return reading
-
-
 def read_jobs(
     setup: Setup,
-    start: Start,
+    journal: Journal | None,
     jobs: Sequence[WholeJob],
     progress: ManyProgress | None,
     cancelled: threading.Event | None = None,
@@ -151,7 +104,7 @@ def read_jobs(
     cancelled = cancelled or threading.Event()
     sources = _shared_chunks(jobs, setup)
     loops = [
-        start(question, setup.checked_chunks(question, source, memory), document, memory)
+        turns_of_reading(setup, journal, question, setup.checked_chunks(question, source, memory), document, memory)
         for (question, document, memory), source in zip(jobs, sources, strict=True)
     ]
     read = _read_in_batches if setup.model.backend.batch_size > 1 else _read_in_threads
@@ -159,13 +112,13 @@ def read_jobs(
 
 
 async def aread_jobs(
-    setup: Setup, start: Start, jobs: Sequence[WholeJob], progress: ManyProgress | None
+    setup: Setup, journal: Journal | None, jobs: Sequence[WholeJob], progress: ManyProgress | None
 ) -> list[Reading]:
     """`read_jobs`, async: batches are read in a thread, other jobs in tasks. If one raises, all are cancelled."""
     if setup.model.backend.batch_size > 1 and not any(is_async(document) for _, document, _ in jobs):
         cancelled = threading.Event()
         try:
-            return await asyncio.to_thread(read_jobs, setup, start, jobs, progress, cancelled)
+            return await asyncio.to_thread(read_jobs, setup, journal, jobs, progress, cancelled)
         finally:
             cancelled.set()
     sources, free = _shared_chunks(jobs, setup), asyncio.Semaphore(setup.model.backend.concurrency)
@@ -175,8 +128,9 @@ async def aread_jobs(
         async with free:
             async_chunks = setup.async_chunks(question, document, memory)
             chunks = async_chunks or setup.checked_chunks(question, sources[number], memory)
-            turns = start(question, chunks, document, memory)
-            return await afinish(adrive(turns, setup.acomplete, chunks=async_chunks), _of_job(number, progress))
+            turns = turns_of_reading(setup, journal, question, chunks, document, memory)
+            running = Running(setup=setup, turns=turns, chunks=async_chunks)
+            return await running.afinish(_of_job(number, progress))
 
     tasks = [asyncio.create_task(read(number)) for number in range(len(jobs))]
     try:
@@ -211,7 +165,7 @@ def _read_in_threads(
     pool = ThreadPoolExecutor(setup.model.backend.concurrency)
     try:
         tasks = [
-            pool.submit(finish, setup, turns, _of_job(number, progress), cancelled)
+            pool.submit(Running(setup=setup, turns=turns).finish, _of_job(number, progress), cancelled)
             for number, turns in enumerate(loops)
         ]
         for task in as_completed(tasks):

@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from memagent_integrations.backends import KINDS, Backend, embedded
-from memagent_integrations.calls import Calls, Limits, limited
+from memagent_integrations.calls import Calls, Limits
 from memagent_integrations.checks import check_int, drop_none
-from memagent_integrations.documents import file_paths, is_one_shot
 from memagent_integrations.errors import UsageError
-from memagent_integrations.journal import Journal, NamedMemory
-from memagent_integrations.loop import AsyncCall, Turns, adrive, drive
-from memagent_integrations.outputs import Output
+from memagent_integrations.journal import Journal
 from memagent_integrations.prompts import PromptSet
+from memagent_integrations.reader.base import BaseReader
 from memagent_integrations.reader.loading import TWO_LAYOUTS, load_setup, names_policy
-from memagent_integrations.reader.many import (
-    AsyncProgress,
-    Job,
-    ManyProgress,
-    Memory,
-    Progress,
-    UniqueJobs,
-    afinish,
-    aread_jobs,
-    finish,
-    raise_for_error,
-    read_jobs,
-)
+from memagent_integrations.reader.many import Job, ManyProgress, UniqueJobs, aread_jobs, read_jobs
 from memagent_integrations.reader.model import Model
-from memagent_integrations.reader.position import Position, loaded_document
-from memagent_integrations.reader.recorded import recorded_turns
+from memagent_integrations.reader.running import AsyncProgress, Progress, Running
+from memagent_integrations.reader.setup import Setup
+from memagent_integrations.reader.turns import Memory, turns_of_part, turns_of_reading
 from memagent_integrations.reader.unanswered import Unanswered
-from memagent_integrations.records import Budgets, Chunk, Event, Layout, Plan, Reading
-from memagent_integrations.telemetry import traced
+from memagent_integrations.records import Event, Layout, Reading
 
 
-class Reader:
+class Reader(BaseReader):
     """Reads documents of any length with a model of a fixed window.
 
     Args:
@@ -90,7 +76,7 @@ class Reader:
         answer_options: Mapping[str, Any] | None = None,
         output: type[Any] | Mapping[str, Any] | None = None,
     ) -> None:
-        self._setup = load_setup(
+        setup = load_setup(
             model,
             prompts=prompts,
             layout=layout,
@@ -106,9 +92,8 @@ class Reader:
             output_tokens=output_tokens,
             overlap_tokens=overlap_tokens,
         )
+        super().__init__(setup, journal)
         self._has_policy = names_policy(model)
-        self.journal = journal if isinstance(journal, Journal | None) else Journal(journal)
-        self._opened_journal = self.journal if self.journal is not journal else None
 
     @classmethod
     def from_run(
@@ -156,36 +141,6 @@ class Reader:
         reader._opened_journal = opened if opened is not journal else None
         return reader
 
-    @property
-    def backend(self) -> Backend:
-        """The model; with an `answer_model`, the one that writes the memory."""
-        return self._setup.model.backend
-
-    @property
-    def answer_backend(self) -> Backend:
-        """The model that answers."""
-        return self._setup.model_for("answer").backend
-
-    @property
-    def output(self) -> Output | None:
-        """What an answer has to be, None for a text; its `parse` returns the object that an answer is."""
-        return self._setup.output
-
-    @property
-    def prompts(self) -> PromptSet:
-        """The templates."""
-        return self._setup.prompts
-
-    @property
-    def budgets(self) -> Budgets:
-        """The most tokens of each part of a prompt."""
-        return self._setup.budgets
-
-    @property
-    def calls(self) -> Calls:
-        """The caller of the model, which keeps to the limits."""
-        return self._setup.model.calls
-
     def read(
         self,
         question: str,
@@ -211,9 +166,7 @@ class Reader:
             JournalMismatch: the document or the settings are not those of the run.
             JournalError: the journal cannot be used, or the run is being read elsewhere.
         """
-        reader = self.for_reading()
-        turns = reader._turns(question, reader._checked_chunks(question, document, memory), document, memory, run)
-        return raise_for_error(finish(reader._setup, turns, progress))
+        return self._start(question, document, memory, run).read(progress)
 
     def stream(
         self,
@@ -229,12 +182,7 @@ class Reader:
         With `whole` the answer comes in one piece, from a call like the others: retried if it fails, bounded in
         number. A step is yielded once the next chunk has been cut.
         """
-        reader = self.for_reading()
-        call = reader._setup.complete if whole else reader._setup.stream
-        turns = reader._turns(question, reader._checked_chunks(question, document, memory), document, memory, run)
-        with closing(drive(turns, call, reader.prompts)) as events:
-            for event in events:
-                yield raise_for_error(event) if isinstance(event, Reading) else event
+        yield from self._start(question, document, memory, run).stream(whole=whole)
 
     async def aread(
         self,
@@ -246,9 +194,7 @@ class Reader:
         run: str | None = None,
     ) -> Reading:
         """`read`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        reader = self.for_reading()
-        events = reader._adrive(question, document, memory, reader._setup.acomplete, run)
-        return raise_for_error(await afinish(events, progress))
+        return await self._start(question, document, memory, run, awaiting=True).aread(progress)
 
     async def astream(
         self,
@@ -260,11 +206,10 @@ class Reader:
         run: str | None = None,
     ) -> AsyncGenerator[Event]:
         """`stream`, async; the document may be an async iterator."""
-        reader = self.for_reading()
-        call = reader._setup.acomplete if whole else reader._setup.astream
-        async with aclosing(reader._adrive(question, document, memory, call, run, reader.prompts)) as events:
+        running = self._start(question, document, memory, run, awaiting=True)
+        async with aclosing(running.astream(whole=whole)) as events:
             async for event in events:
-                yield raise_for_error(event) if isinstance(event, Reading) else event
+                yield event
 
     def begin(
         self,
@@ -282,10 +227,8 @@ class Reader:
         Raises:
             as `read`.
         """
-        reader = self.for_reading()
-        turns = reader._turns(question, reader._checked_chunks(question, document, memory), document, memory, run)
-        unanswered = Unanswered(reader._setup, turns)
-        raise_for_error(finish(reader._setup, unanswered.memorizing(question), progress))
+        unanswered = Unanswered(self._start(question, document, memory, run))
+        unanswered.memorizing(question).read(progress)
         return unanswered
 
     async def abegin(
@@ -298,12 +241,8 @@ class Reader:
         run: str | None = None,
     ) -> Unanswered:
         """`begin`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        reader = self.for_reading()
-        async_chunks = reader._setup.async_chunks(question, document, memory)
-        source = async_chunks or reader._checked_chunks(question, document, memory)
-        unanswered = Unanswered(reader._setup, reader._turns(question, source, document, memory, run))
-        turns = unanswered.memorizing(question)
-        raise_for_error(await afinish(adrive(turns, reader._setup.acomplete, chunks=async_chunks), progress))
+        unanswered = Unanswered(self._start(question, document, memory, run, awaiting=True))
+        await unanswered.memorizing(question).aread(progress)
         return unanswered
 
     def memorize(
@@ -333,10 +272,10 @@ class Reader:
         Raises:
             as `read`.
         """
-        reader = self.for_reading()
-        part = {"memory": reader.checked_memory(memory), "first": first, "strict": strict}
-        turns = reader._part(question, reader._checked_chunks(question, document), **part)
-        return raise_for_error(finish(reader._setup, turns, progress))
+        setup = self._setup.for_reading()
+        source = setup.checked_chunks(question, setup.chunks(document))
+        part = {"memory": setup.checked_memory(memory), "first": first, "strict": strict}
+        return Running(setup=setup, turns=turns_of_part(setup, question, source, **part)).read(progress)
 
     async def amemorize(
         self,
@@ -349,11 +288,12 @@ class Reader:
         progress: AsyncProgress | None = None,
     ) -> Reading:
         """`memorize`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        reader = self.for_reading()
-        part = {"memory": await asyncio.to_thread(reader.checked_memory, memory), "first": first, "strict": strict}
-        async_chunks = reader._setup.async_chunks(question, document)
-        turns = reader._part(question, async_chunks or reader._checked_chunks(question, document), **part)
-        return raise_for_error(await afinish(adrive(turns, reader._setup.acomplete, chunks=async_chunks), progress))
+        setup = self._setup.for_reading()
+        chunks = setup.async_chunks(question, document)
+        source = chunks or setup.checked_chunks(question, setup.chunks(document))
+        part = {"memory": await asyncio.to_thread(setup.checked_memory, memory), "first": first, "strict": strict}
+        turns = turns_of_part(setup, question, source, **part)
+        return await Running(setup=setup, turns=turns, chunks=chunks).aread(progress)
 
     def answer(self, question: str, memory: str, *, first: int = 0) -> Reading:
         """Answer a question from a memory alone; `first` is the number of the step.
@@ -361,17 +301,12 @@ class Reader:
         Raises:
             as `read`.
         """
-        reader = self.for_reading()
-        reader._setup.check(question)
-        turns = reader._part(question, None, memory=reader.checked_memory(memory), first=first)
-        return raise_for_error(finish(reader._setup, turns))
+        return _answering(self._setup.for_reading(), question, memory, first).read()
 
     async def aanswer(self, question: str, memory: str, *, first: int = 0) -> Reading:
         """`answer`, async."""
-        reader = self.for_reading()
-        await asyncio.to_thread(reader._setup.check, question)
-        turns = reader._part(question, None, memory=await asyncio.to_thread(reader.checked_memory, memory), first=first)
-        return raise_for_error(await afinish(adrive(turns, reader._setup.acomplete)))
+        setup = self._setup.for_reading()
+        return await (await asyncio.to_thread(_answering, setup, question, memory, first)).aread()
 
     def read_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """Read for many (question, document) pairs; return the readings in the order of the jobs.
@@ -385,9 +320,8 @@ class Reader:
         Raises:
             UsageError: the jobs are not of this form, or one async iterator stands in several.
         """
-        reader = self.for_reading()
-        unique = UniqueJobs(jobs, reader.journal)
-        return unique.spread(read_jobs(reader._setup, reader._turns, unique.jobs, unique.renumbered(progress)))
+        setup, unique = self._setup.for_reading(), UniqueJobs(jobs, self.journal)
+        return unique.spread(read_jobs(setup, self.journal, unique.jobs, unique.renumbered(progress)))
 
     async def aread_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """`read_many`, async: up to the backend's `concurrency` readings at a time, or its batches in a thread.
@@ -395,50 +329,8 @@ class Reader:
         Raises:
             as `read_many`.
         """
-        reader = self.for_reading()
-        unique = UniqueJobs(jobs, reader.journal)
-        return unique.spread(await aread_jobs(reader._setup, reader._turns, unique.jobs, unique.renumbered(progress)))
-
-    def plan(self, question: str, document: Any) -> Plan:
-        """Return what `read` would take, without calling the model (the text is tokenized to the end).
-
-        Raises:
-            UsageError: as `read`, and for an iterator, which a plan would use up.
-            ContextOverflow: the budgets do not fit the window.
-        """
-        reader = self.for_reading()
-        if is_one_shot(document):
-            raise UsageError(
-                "a plan would use up this iterator; "
-                "plan for a document that can be read again (str, Path, list, loader)"
-            )
-        return reader._setup.plan(question, reader.chunks(document))
-
-    def count(self, text: str) -> int:
-        """Return the tokens of a text as it stands in a prompt."""
-        return self._setup.count(text)
-
-    def checked_memory(self, memory: str) -> str:
-        """Return the memory, after checking that it is within its budget: one that the model did not write may not be.
-
-        Raises:
-            UsageError: it is longer, or not text.
-        """
-        return self._setup.checked_memory(memory)
-
-    def chunks(self, document: Any) -> Iterator[Chunk]:
-        """Return the chunks in which a document is read."""
-        return self._setup.chunks(document)
-
-    def position(self, load: Callable[[], Any], number: int = 0, digest: str = "") -> Position:
-        """Return the position of a reading in parts in its document, after `number` chunks; no model is called.
-
-        `load` returns the document, each time with the same text; `digest` is the one of the chunks that were read.
-
-        Raises:
-            UsageError: the document cannot be read, or those chunks are not the ones that were read.
-        """
-        return Position(self.chunks(loaded_document(load)), number, digest)
+        setup, unique = self._setup.for_reading(), UniqueJobs(jobs, self.journal)
+        return unique.spread(await aread_jobs(setup, self.journal, unique.jobs, unique.renumbered(progress)))
 
     def changed(
         self,
@@ -478,95 +370,22 @@ class Reader:
         )
         return reader
 
-    def for_reading(self) -> Self:
-        """Return this reader for one reading, or the parts of one, with the models that its backends stand for now.
-
-        Only a backend over LlamaIndex's `Settings.llm` stands for another model later. `read` and the like do this.
-
-        Raises:
-            UsageError: `Settings` has no LLM.
-        """
+    def _start(
+        self, question: str, document: Any, memory: Memory, run: str | None, *, awaiting: bool = False
+    ) -> Running:
+        """Return a reading that is ready to run; with `awaiting` its document may be an async iterator."""
         setup = self._setup.for_reading()
-        if setup is self._setup:
-            return self
-        reader = copy(self)
-        reader._setup = setup
-        return reader
+        chunks = setup.async_chunks(question, document, memory) if awaiting else None
+        source = chunks or setup.checked_chunks(question, setup.chunks(document), memory)
+        turns = turns_of_reading(setup, self.journal, question, source, document, memory, run)
+        return Running(setup=setup, turns=turns, chunks=chunks)
 
-    def close(self) -> None:
-        """Close the backends, and the journal if it was given as a file."""
-        for model in self._setup.models:
-            model.backend.close()
-        if self._opened_journal:
-            self._opened_journal.close()
 
-    async def aclose(self) -> None:
-        """`close`, async."""
-        for model in self._setup.models:
-            await model.backend.aclose()
-        if self._opened_journal:
-            await asyncio.to_thread(self._opened_journal.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    def __repr__(self) -> str:
-        return f"<Reader {self.backend.name} {self.prompts.name} {self.budgets}>"
-
-    def _checked_chunks(self, question: str, document: Any, memory: Memory = "") -> Iterator[Chunk]:
-        return self._setup.checked_chunks(question, self.chunks(document), memory)
-
-    def _turns(
-        self,
-        question: str,
-        source: Iterable[Chunk],
-        document: Any,
-        memory: Memory = "",
-        run: str | None = None,
-    ) -> Turns:
-        """Return the loop of a whole reading, which the journal records."""
-        if not isinstance(memory, str | NamedMemory):
-            raise UsageError(f"the memory has to be text or a journal's NamedMemory, not {type(memory).__name__}")
-        if self.journal:
-            files = file_paths(document)
-            turns = recorded_turns(self._setup, self.journal, question, source, files, memory, run)
-        elif run is not None:
-            raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
-        elif isinstance(memory, NamedMemory):
-            raise UsageError("a named memory is kept in its journal; give the reader that journal (journal=...)")
-        else:
-            turns = self._setup.loop(question, source, memory=memory)
-        return self._watched(turns)
-
-    def _part(self, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
-        """Return the loop of a part: updates of the memory, or without a source the answer."""
-        return self._watched(self._setup.loop(question, source, answering=source is None, **part))
-
-    def _watched(self, turns: Turns) -> Turns:
-        turns = limited(turns, self.calls.limits.run_timeout)
-        return traced(turns, model=self.backend.name, answer_model=self._setup.answer_name, budgets=self.budgets)
-
-    def _adrive(
-        self,
-        question: str,
-        document: Any,
-        memory: Memory,
-        call: AsyncCall,
-        run: str | None,
-        prompts: PromptSet | None = None,
-    ) -> AsyncGenerator[Event]:
-        async_chunks = self._setup.async_chunks(question, document, memory)
-        source = async_chunks or self._checked_chunks(question, document, memory)
-        return adrive(self._turns(question, source, document, memory, run), call, prompts, async_chunks)
+def _answering(setup: Setup, question: str, memory: str, first: int) -> Running:
+    """Return a reading that only answers from a memory."""
+    setup.check(question)
+    turns = turns_of_part(setup, question, None, memory=setup.checked_memory(memory), first=first)
+    return Running(setup=setup, turns=turns)
 
 
 def _options_of(identity: Mapping[str, Any]) -> dict[str, Any]:

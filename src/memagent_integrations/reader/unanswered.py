@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, closing
+from contextlib import closing
 from dataclasses import replace
 
-from memagent_integrations.loop import Turns, adrive, advance, drive, exchange, step_made
-from memagent_integrations.reader.many import raise_for_error
-from memagent_integrations.reader.setup import Setup
+from memagent_integrations.loop import Turns, advance, exchange, step_made
+from memagent_integrations.reader.running import Running
 from memagent_integrations.records import Event, Prompt, Reading, Step
 
 
@@ -21,13 +20,31 @@ class Unanswered:
     until the answer is asked for does not count towards `Limits.run_timeout`.
     """
 
-    def __init__(self, setup: Setup, turns: Turns) -> None:
-        self._setup, self._turns = setup, turns
+    def __init__(self, running: Running) -> None:
+        self._running, self._turns = running, running.turns
         self._state: Prompt | Reading | None = None  # what the loop gave last: the prompt for the answer
         self._since = 0.0
 
-    def memorizing(self, question: str) -> Turns:
-        """Return the first part of the loop, which ends with a reading whose answer is empty, or that failed."""
+    def memorizing(self, question: str) -> Running:
+        """Return the first part of the reading, which ends with an empty answer."""
+        return replace(self._running, turns=self._until_answer(question))
+
+    def stream(self) -> Generator[Event]:
+        """Yield the answer in pieces of text, its `Step`, and the `Reading` last.
+
+        Raises:
+            as `Reader.read`.
+        """
+        return self._answering().stream()
+
+    def astream(self) -> AsyncGenerator[Event]:
+        """`stream`, async."""
+        return self._answering().astream()
+
+    def _answering(self) -> Running:
+        return replace(self._running, turns=self._from_answer(), chunks=None)
+
+    def _until_answer(self, question: str) -> Turns:
         steps: list[Step] = []
         try:
             state = advance(self._turns, None)
@@ -47,28 +64,11 @@ class Unanswered:
             answer="",
             memory=steps[-1].memory,
             steps=tuple(steps),
-            model=self._setup.model.backend.name,
-            budgets=self._setup.budgets,
+            model=self._running.setup.model.backend.name,
+            budgets=self._running.setup.budgets,
         )
 
-    def stream(self) -> Generator[Event]:
-        """Yield the answer in pieces of text, its `Step`, and the `Reading` last.
-
-        Raises:
-            as `Reader.read`.
-        """
-        with closing(drive(self._answering(), self._setup.stream, self._setup.prompts)) as events:
-            for event in events:
-                yield raise_for_error(event) if isinstance(event, Reading) else event
-
-    async def astream(self) -> AsyncGenerator[Event]:
-        """`stream`, async."""
-        async with aclosing(adrive(self._answering(), self._setup.astream, self._setup.prompts)) as events:
-            async for event in events:
-                yield raise_for_error(event) if isinstance(event, Reading) else event
-
-    def _answering(self) -> Turns:
-        """Return the rest of the loop."""
+    def _from_answer(self) -> Turns:
         with closing(self._turns):
             state = self._state
             if isinstance(state, Prompt) and state.deadline:

@@ -1,26 +1,64 @@
-"""The loop of a reading that a journal records: with a run of its own name, or with a named memory."""
+"""The loop of a reading with all that goes around it: its record in a journal, its limits, its spans."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
+from typing import Any
 
+from memagent_integrations.calls import limited
+from memagent_integrations.documents import file_paths
 from memagent_integrations.errors import BackendError, JournalError, MemAgentError, UsageError
 from memagent_integrations.journal import Journal, NamedMemory
 from memagent_integrations.journal.memories import Search
 from memagent_integrations.loop import Turns, replayed
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import Chunk, Reading
+from memagent_integrations.telemetry import traced
+
+Memory = str | NamedMemory
+"""What a reading starts from."""
 
 
-def recorded_turns(
+def turns_of_reading(
+    setup: Setup,
+    journal: Journal | None,
+    question: str,
+    source: Iterable[Chunk],
+    document: Any,
+    memory: Memory = "",
+    run: str | None = None,
+) -> Turns:
+    """Return the loop of a whole reading, which the journal records if there is one."""
+    if not isinstance(memory, str | NamedMemory):
+        raise UsageError(f"the memory has to be text or a journal's NamedMemory, not {type(memory).__name__}")
+    if journal:
+        return _watched(setup, _recorded(setup, journal, question, source, file_paths(document), memory, run))
+    if run is not None:
+        raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
+    if isinstance(memory, NamedMemory):
+        raise UsageError("a named memory is kept in its journal; give the reader that journal (journal=...)")
+    return _watched(setup, setup.loop(question, source, memory=memory))
+
+
+def turns_of_part(setup: Setup, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
+    """Return the loop of a part: updates of the memory, or without a source the answer."""
+    return _watched(setup, setup.loop(question, source, answering=source is None, **part))
+
+
+def _watched(setup: Setup, turns: Turns) -> Turns:
+    turns = limited(turns, setup.model.calls.limits.run_timeout)
+    return traced(turns, model=setup.model.backend.name, answer_model=setup.answer_name, budgets=setup.budgets)
+
+
+def _recorded(
     setup: Setup,
     journal: Journal,
     question: str,
     source: Iterable[Chunk],
     files: Sequence[str],
-    memory: str | NamedMemory,
+    memory: Memory,
     run: str | None,
 ) -> Turns:
     """Return the loop of a reading, recorded. A run that is continued starts from its own memory if none is given."""

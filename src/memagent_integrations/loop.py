@@ -1,34 +1,24 @@
-"""The reading loop, once, as a generator that does no I/O, and the drivers that feed it.
+"""The reading loop, once, as a generator that does no I/O, and what generators around it have in common.
 
     turns = reading_loop(...)      yields a Prompt, is sent a Reply, returns a Reading
 
-A driver makes the calls. It never decides what becomes of a reply: only the loop does.
+A driver (`drivers`) makes the calls. It never decides what becomes of a reply: only the loop does.
 Source of the algorithm: MemAgent, arXiv:2507.02259, section 3.
 """
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 
-from memagent_integrations.answers import AnswerStream
-from memagent_integrations.errors import BackendError, EmptyDocument, InUse, MemAgentError, NoMemory, UsageError
+from memagent_integrations.errors import BackendError, EmptyDocument, MemAgentError, NoMemory, UsageError
 from memagent_integrations.lineage import Lineage
 from memagent_integrations.outputs import Output
-from memagent_integrations.prompts import PromptSet, opened_by_template
-from memagent_integrations.records import Budgets, Chunk, Event, Prompt, Reading, Reply, Step
+from memagent_integrations.prompts import PromptSet
+from memagent_integrations.records import Budgets, Chunk, Prompt, Reading, Reply, Step
 from memagent_integrations.tokens import Counter, cut
 
 Turns = Generator[Prompt, Reply, Reading]
-Call = Callable[[Prompt], Iterator[str | Reply]]
-"""Makes one call: yields the text in pieces if it streams, and the whole reply last."""
-AsyncCall = Callable[[Prompt], AsyncGenerator[str | Reply]]
-BatchCall = Callable[[Sequence[Prompt]], Sequence[Reply | MemAgentError]]
 
 
 def reading_loop(
@@ -249,182 +239,3 @@ def step_made(state: Prompt | Reading, prompt: Prompt) -> Step | None:
     """Return the step that the reply to `prompt` made, None if the call failed; `state` is what the loop gave next."""
     step = state.after if isinstance(state, Prompt) else _last(state.steps)
     return step if step and step.index == prompt.index else None
-
-
-class PendingCall:
-    """A call in progress: its outcome for the loop and, with `prompts`, the text of the answer as it comes."""
-
-    def __init__(self, prompt: Prompt, prompts: PromptSet | None) -> None:
-        self.outcome: Reply | Exception = BackendError("the backend ended without a reply")
-        self._answer: AnswerStream | None = None
-        if prompts and prompt.phase == "answer":
-            thinking = prompt.after is not None and opened_by_template(prompt.after.reply.text)
-            self._answer = AnswerStream(prompts, thinking=thinking, structured=prompt.schema is not None)
-
-    def take(self, piece: str | Reply) -> Iterator[str]:
-        """Take a piece of the reply, or the whole; yield what is certain of the answer by now."""
-        if isinstance(piece, Reply):
-            self.outcome = piece
-            if self._answer:
-                yield from self._answer.finish(piece.text)
-        elif self._answer:
-            yield from self._answer.feed(piece)
-
-
-def drive(turns: Turns, call: Call, prompts: PromptSet | None = None) -> Generator[Event]:
-    """Run a loop to its end: yield each step when it is done, and the reading last.
-
-    With `prompts`, which are those of the loop, it also yields the text of the answer as it comes.
-    """
-    with closing(turns):  # even if the caller still refers to the loop, so that a journal releases its run
-        state = advance(turns, None)
-        while isinstance(state, Prompt):
-            pending = PendingCall(state, prompts)
-            try:
-                for piece in (state.recorded,) if state.recorded else call(state):
-                    yield from pending.take(piece)
-            except Exception as error:
-                pending.outcome = error
-            state = advance(turns, pending.outcome)
-            yield from _new_step(state)
-        yield state
-
-
-async def adrive(
-    turns: Turns, call: AsyncCall, prompts: PromptSet | None = None, chunks: AsyncChunks | None = None
-) -> AsyncGenerator[Event]:
-    """`drive`, async. The loop itself (tokenizing, reading sync documents) runs in a thread.
-
-    Async `chunks`, if the loop reads such, are awaited and closed here.
-    """
-    lock = threading.Lock()  # a cancelled reading may go on while the thread still advances its loop
-    try:
-        state = await _aadvance(turns, None, chunks, lock)
-        while isinstance(state, Prompt):
-            pending, leaving = PendingCall(state, prompts), False
-            try:
-                async with aclosing(_at_once(state.recorded) if state.recorded else call(state)) as pieces:
-                    async for piece in pieces:
-                        for text in pending.take(piece):
-                            leaving = True
-                            yield text
-                            leaving = False
-            except Exception as error:
-                if leaving:  # the caller has left, and closing the call failed: nobody takes another event
-                    raise
-                pending.outcome = error
-            state = await _aadvance(turns, pending.outcome, chunks, lock)
-            for step in _new_step(state):
-                yield step
-        yield state
-    finally:
-        if chunks:
-            await chunks.aclose()
-        closing = asyncio.create_task(asyncio.to_thread(_close, turns, lock))
-        try:
-            await asyncio.shield(closing)
-        finally:
-            await asyncio.wait([closing])  # cancelled once more meanwhile: nothing is left running behind the reading
-
-
-def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Generator[tuple[int, Step | Reading]]:
-    """Run many loops side by side, at most `size` at a time, and answer their prompts together.
-
-    Yields (number of the loop, step or reading) as they come. A loop that fails leaves the others untouched.
-    """
-    waiting = enumerate(loops)
-    active: dict[int, tuple[Turns, Prompt]] = {}
-    try:
-        yield from _batches(waiting, active, complete, size)
-    finally:
-        for turns, _ in active.values():
-            turns.close()
-
-
-def _batches(
-    waiting: Iterator[tuple[int, Turns]], active: dict[int, tuple[Turns, Prompt]], complete: BatchCall, size: int
-) -> Iterator[tuple[int, Step | Reading]]:
-    while True:
-        calls = {n: prompt for n, (_, prompt) in active.items() if not prompt.recorded}
-        replies = dict(zip(calls, complete(list(calls.values())) if calls else (), strict=True))
-        states = [(n, turns, advance(turns, prompt.recorded or replies[n])) for n, (turns, prompt) in active.items()]
-        for n, turns in itertools.islice(waiting, size - sum(isinstance(state, Prompt) for *_, state in states)):
-            states.append((n, turns, advance(turns, None)))
-        if not states:
-            return
-        active.clear()
-        active.update({n: (turns, state) for n, turns, state in states if isinstance(state, Prompt)})
-        for n, _, state in states:
-            yield from ((n, step) for step in _new_step(state))
-            if isinstance(state, Reading):
-                yield n, state
-
-
-class AsyncChunks:
-    """Chunks of an async document for the loop, which is synchronous: each is fetched before the turn that needs it.
-
-    `more` is called with the chunks of the beginning, in a thread, until it returns False: these are fetched at once.
-    """
-
-    def __init__(self, source: AsyncGenerator[Chunk], more: Callable[[Chunk], bool] | None = None) -> None:
-        self._source, self._more = source, more
-        self.aclose = source.aclose
-        self._fetched: deque[Chunk | MemAgentError | None] = deque()  # None is the end
-
-    async def fetch(self) -> None:
-        """Fetch the chunk that `next` will return, if there is one left."""
-        while not self._fetched or self._more:
-            try:
-                chunk = await anext(self._source, None)
-                ahead = bool(self._more and chunk and await asyncio.to_thread(self._more, chunk))
-                self._fetched.append(chunk)
-            except MemAgentError as error:
-                ahead = False
-                self._fetched.append(error)
-            if not ahead:
-                self._more = None
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self
-
-    def __next__(self) -> Chunk:
-        if not self._fetched:
-            raise InUse("the journal has changed while the document was fetched; read it again")
-        item = self._fetched.popleft()
-        if item is None:
-            self._fetched.append(None)
-            raise StopIteration
-        if isinstance(item, MemAgentError):
-            raise item
-        return item
-
-
-async def _at_once(reply: Reply) -> AsyncGenerator[Reply]:
-    yield reply
-
-
-async def _aadvance(
-    turns: Turns, reply: Reply | Exception | None, chunks: AsyncChunks | None, lock: threading.Lock
-) -> Prompt | Reading:
-    if chunks and not isinstance(reply, Exception):  # a failed call does not wait for text
-        await chunks.fetch()
-
-    def locked_advance() -> Prompt | Reading:
-        with lock:
-            return advance(turns, reply)
-
-    return await asyncio.to_thread(locked_advance)
-
-
-def _close(turns: Turns, lock: threading.Lock) -> None:
-    with lock:
-        turns.close()
-
-
-def _new_step(state: Prompt | Reading) -> Iterator[Step]:
-    """Yield the step that has just been made: none if the call failed."""
-    if isinstance(state, Prompt):
-        if state.after:
-            yield state.after
-    elif state.steps and (state.steps[-1].phase == "answer" or not state.error):
-        yield state.steps[-1]

@@ -24,9 +24,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from memagent_integrations import BackendError, Budgets, Journal, Limits, PromptSet, Reading, ScriptedBackend
 from memagent_integrations.calls import Calls
+from memagent_integrations.drivers import adrive, drive, drive_batch
 from memagent_integrations.errors import MemAgentError
 from memagent_integrations.journal import settings_of
-from memagent_integrations.loop import Turns, adrive, advance, drive, drive_batch, reading_loop
+from memagent_integrations.loop import Turns, advance, reading_loop
 from memagent_integrations.records import Chunk, Prompt, Reply, Span, Step, Usage
 from memagent_integrations.telemetry import traced, under
 

@@ -23,8 +23,9 @@ from memagent_integrations import (
     UsageError,
     policies,
 )
+from memagent_integrations.drivers import adrive
 from memagent_integrations.errors import EmptyDocument
-from memagent_integrations.loop import Turns, adrive
+from memagent_integrations.loop import Turns
 from memagent_integrations.records import Prompt, Reply, Usage
 
 DOCUMENT = "Some words of a long document. " * 100  # 700 of the scripted backend's tokens

@@ -100,7 +100,13 @@ class BaseReader:
         return Position(self.chunks(loaded_document(load)), number, digest)
 
     def for_reading(self) -> Self:
-        """Return this reader for one reading, with the models that its backends stand for now."""
+        """Return this reader for one reading, or the parts of one, with the models that its backends stand for now.
+
+        Only a backend over LlamaIndex's `Settings.llm` stands for another model later. `read` and the like do this.
+
+        Raises:
+            UsageError: `Settings` has no LLM.
+        """
         setup = self._setup.for_reading()
         if setup is self._setup:
             return self

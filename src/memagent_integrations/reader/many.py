@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 from memagent_integrations.documents import is_async
+from memagent_integrations.drivers import drive_batch
 from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.journal import Journal, NamedMemory
-from memagent_integrations.loop import Turns, drive_batch
+from memagent_integrations.loop import Turns
 from memagent_integrations.reader.running import Progress, Running
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.reader.turns import Memory, turns_of_reading

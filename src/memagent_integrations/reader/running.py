@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 
-from memagent_integrations.loop import AsyncChunks, Turns, adrive, drive
+from memagent_integrations.drivers import AsyncChunks, adrive, drive
+from memagent_integrations.loop import Turns
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import Event, Reading, Step
 

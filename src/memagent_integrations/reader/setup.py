@@ -12,9 +12,10 @@ from typing import Any
 
 from memagent_integrations.chunking import Chunker, achunks, chunks
 from memagent_integrations.documents import apieces, is_async, pieces
+from memagent_integrations.drivers import AsyncChunks
 from memagent_integrations.errors import ContextOverflow, EmptyDocument, MemAgentError, QuestionError, UsageError
 from memagent_integrations.journal import NamedMemory, settings_of
-from memagent_integrations.loop import AsyncChunks, Turns, reading_loop
+from memagent_integrations.loop import Turns, reading_loop
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.model import Model

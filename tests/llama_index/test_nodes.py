@@ -464,6 +464,37 @@ def test_only_text_that_is_the_same_is_left_out(nodes: list[TextNode], read: str
     assert len(response.source_nodes) == 2
 
 
+def repetitive() -> list[str]:
+    return [
+        "The same line. " * 300,
+        "".join(f"Row of zeros.\n{'0 ' * 40}\n" for _ in range(40)),
+        TEXT[:500] + "Nothing happened on this day. " * 100 + TEXT[500:900] + "Nothing happened on this day. " * 100,
+    ]
+
+
+@pytest.mark.parametrize("text", repetitive())
+@pytest.mark.parametrize("order", ["document", "given"])
+def test_no_repetition_is_lost_where_offsets_were_found_too_early(text: str, order: Any) -> None:
+    """LlamaIndex looks for a node's text behind the start of the node before, and finds an earlier repetition."""
+    nodes = SentenceSplitter(chunk_size=64, chunk_overlap=20).get_nodes_from_documents(
+        [Document(text=text, id_="book")]
+    )
+    for given in (nodes, nodes[::-1]):
+        backend = scripted()
+        plain(backend, order=order).synthesize("q", given)
+        read = text_read(backend)
+        for line in set(re.findall(r"[A-Z][^.]*\.", text)):
+            assert read.count(line) >= text.count(line)
+
+
+def test_the_last_words_are_read_although_they_stand_in_the_node_before_too() -> None:
+    first, last = part("Yes. Is that all? It is.", 0, id_="a"), part("Yes.", 0, id_="b")
+    last.relationships[NodeRelationship.PREVIOUS] = RelatedNodeInfo(node_id="a")
+    backend = scripted()
+    plain(backend).synthesize("q", [first, last])
+    assert text_read(backend) == "Yes. Is that all? It is.\n\nYes."
+
+
 @pytest.mark.parametrize(
     ("nodes", "read"),
     [

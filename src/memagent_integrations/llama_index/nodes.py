@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -40,12 +37,12 @@ from memagent_integrations.documents import (
     pieces,
 )
 from memagent_integrations.errors import EmptyDocument, UsageError
+from memagent_integrations.llama_index.overlap import ReadBefore
 from memagent_integrations.places import Place, place_of
 
 Order = Literal["document", "given"]
 
 _HERE = "\0the text of the node\0"
-_KEPT = 1000  # nodes whose text is compared with that of the next ones
 _SHOWN = 5  # names in a message
 _LONGEST_NAME = 100
 _log = logging.getLogger(__name__)
@@ -163,7 +160,7 @@ class NodeJoiner(Joiner):
         super().__init__()
         self._settings, self._log = settings, log
         self._find_stored = cache(settings.find)
-        self._read = _ReadBefore()
+        self._read = ReadBefore()
         self._length = 0  # of the whole text so far
         self._ended: tuple[str, int] | None = None  # where the text that was read last ends in its document
         self._unread: list[str] = []
@@ -245,63 +242,6 @@ class NodeJoiner(Joiner):
         self._length += len(piece.text)
         self._has_text = self._has_text or not (not piece.text or piece.text.isspace())
         return piece
-
-
-class _ReadBefore:
-    """Knows the text that was read lately, to leave it out where it comes again."""
-
-    def __init__(self) -> None:
-        self._nodes: set[tuple[str, int]] = set()
-        self._texts: dict[str, list[tuple[int, str]]] = {}  # by document; each with its start, in that order
-        self._doubtful: set[str] = set()  # documents whose offsets contradict one another
-        self._latest: deque[tuple[str, int, str]] = deque()
-        self._longest = 0
-
-    def rest(self, node: BaseNode, place: Place, text: str) -> list[tuple[int, str]]:
-        """Return the parts of a node's text that are new, each with its start in that text."""
-        key = (node.node_id, hash(text))
-        if key in self._nodes:
-            return []
-        self._nodes.add(key)
-        if not place.fits or not text:
-            return [(0, text)]
-        texts = self._texts.setdefault(place.document_id, [])
-        first = bisect_left(texts, place.start - self._longest, key=itemgetter(0))
-        last = bisect_left(texts, place.start + len(text), key=itemgetter(0))
-        if not all(_agree(place.start, text, *known) for known in texts[first:last]):
-            self._doubtful.add(place.document_id)
-        if place.document_id in self._doubtful:
-            return [(0, text)]
-        parts = [(place.start, text)]
-        for known in texts[first:last]:
-            parts = [rest for part in parts for rest in _without(*part, *known)]
-        if parts:
-            insort(texts, (place.start, text), key=itemgetter(0))
-            self._keep(place, text)
-        return [(start - place.start, part) for start, part in parts if not part.isspace()]
-
-    def _keep(self, place: Place, text: str) -> None:
-        """Keep a text for a while: of an iterator, nothing is kept for ever."""
-        self._latest.append((place.document_id, place.start, text))
-        self._longest = max(self._longest, len(text))
-        if len(self._latest) > _KEPT:
-            document_id, start, oldest = self._latest.popleft()
-            self._texts[document_id].remove((start, oldest))
-
-
-def _agree(start: int, text: str, known_start: int, known: str) -> bool:
-    """Return whether two texts are the same where their places overlap."""
-    first, last = max(start, known_start), min(start + len(text), known_start + len(known))
-    return first >= last or text[first - start : last - start] == known[first - known_start : last - known_start]
-
-
-def _without(start: int, text: str, known_start: int, known: str) -> Iterator[tuple[int, str]]:
-    """Yield what lies before and behind a known text, by their places."""
-    end, known_end = start + len(text), known_start + len(known)
-    if start < (first := min(end, known_start)):
-        yield start, text[: first - start]
-    if (last := max(start, known_end)) < end:
-        yield last, text[last - start :]
 
 
 def unread_of(node: BaseNode) -> list[str]:

@@ -35,6 +35,8 @@ class Backend(ABC):
     """Calls that `Reader.read_many` makes at a time."""
     max_retries: int = 0
     """How often the reader retries a call, unless its `Limits` say otherwise; 0 where the model's client does that."""
+    structured: bool = False
+    """Whether it keeps a reply to `Prompt.schema`."""
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
@@ -54,9 +56,6 @@ class Backend(ABC):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # what is copied shares the model
-
-    structured: bool = False
-    """Whether it keeps a reply to `Prompt.schema`."""
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 import openai
 
 from memagent_integrations.backends.base import Backend, closed_error, digest
+from memagent_integrations.backends.completions import CompletionBuilder, StreamBuilder, int_or_none
 from memagent_integrations.backends.failures import translated
-from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
 from memagent_integrations.backends.schemas import response_format
 from memagent_integrations.checks import check_int, check_number, drop_none
 from memagent_integrations.errors import BackendError, UsageError
-from memagent_integrations.records import Prompt, Reply, Usage
+from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.sanitize import neutralise
 from memagent_integrations.tokens import Counter, counter_of, load_counter
 
@@ -111,14 +111,14 @@ class OpenAIBackend(Backend):
 
     def complete(self, prompt: Prompt) -> Reply:
         """Return the endpoint's reply."""
-        builder = _CompletionBuilder()
+        builder = CompletionBuilder()
         with self._slot(prompt), self._call():
             builder.take(self._client.chat.completions.create(**self._request(prompt)))
         return builder.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
-        builder = _CompletionBuilder()
+        builder = CompletionBuilder()
         async with self._acall() as (client, slots), slots:
             with self._errors():
                 builder.take(await client.chat.completions.create(**self._request(prompt)))
@@ -126,7 +126,7 @@ class OpenAIBackend(Backend):
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """Yield the reply as the endpoint streams it; a stream that breaks off is an error, and is not repeated."""
-        builder = _StreamBuilder()
+        builder = StreamBuilder()
         with self._call(), self._client.chat.completions.create(**self._request(prompt, stream=True)) as events:
             for event in events:
                 if text := builder.add(event):
@@ -135,7 +135,7 @@ class OpenAIBackend(Backend):
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        builder = _StreamBuilder()
+        builder = StreamBuilder()
         async with self._acall() as (client, _):
             with self._errors():
                 async with await client.chat.completions.create(**self._request(prompt, stream=True)) as events:
@@ -309,55 +309,7 @@ class OpenAIBackend(Backend):
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or not isinstance(tokens, list):
             raise BackendError(f"{self._address} did not answer /tokenize with tokens")
-        return len(tokens), _int_or_none(answer.get("max_model_len"))
-
-
-class _CompletionBuilder(ReplyBuilder):
-    """Builds a reply from a completion, whose fields may all be missing or odd."""
-
-    def take(self, completion: Any) -> None:
-        """Take a completion that is not streamed.
-
-        Raises:
-            ValueError: it has no choices; `failures.from_exception` knows this form.
-        """
-        choices = getattr(completion, "choices", None)
-        if not choices or not isinstance(choices, list):
-            error = getattr(completion, "error", None)
-            code = error.get("code") if isinstance(error, dict) else None
-            raise ValueError({"message": f"the answer has no choices{f': {error}' if error else ''}", "code": code})
-        self.usage = _usage(getattr(completion, "usage", None))
-        self._add(choices[0], getattr(choices[0], "message", None))
-
-    def _add(self, choice: Any, message: Any) -> str:
-        reason = finish_reason(getattr(choice, "finish_reason", None))
-        self.finish_reason = "content_filter" if getattr(message, "refusal", None) else self.finish_reason or reason
-        extra = getattr(message, "model_extra", None) or {}
-        reasoning = _text(extra.get("reasoning_content")) or _text(extra.get("reasoning"))
-        return self.note(_text(getattr(message, "content", None)), reasoning)
-
-
-class _StreamBuilder(_CompletionBuilder):
-    """Builds a reply from a streamed completion."""
-
-    def add(self, event: Any) -> str:
-        """Take one event; return its text."""
-        if usage := getattr(event, "usage", None):
-            self.usage = _usage(usage)
-        choices = getattr(event, "choices", None)
-        if not choices or not isinstance(choices, list):
-            return ""
-        return self._add(choices[0], getattr(choices[0], "delta", None))
-
-    def reply(self) -> Reply:
-        """Return the whole reply.
-
-        Raises:
-            BackendError: the stream was cut off.
-        """
-        if self.finish_reason is None:
-            raise BackendError("the stream broke off before the reply was complete", retryable=True)
-        return super().reply()
+        return len(tokens), int_or_none(answer.get("max_model_len"))
 
 
 def _seconds_left(prompt: Prompt) -> float:
@@ -411,23 +363,3 @@ def _split_url(url: str) -> SplitResult:
     if not usable:
         raise UsageError("base_url has to be an address such as http://127.0.0.1:8000/v1")
     return parts
-
-
-def _text(content: Any) -> str:
-    """Return the text of a message's content, which may be a string or a list of parts, some of them text."""
-    if isinstance(content, list):
-        return "".join(_text(part.get("text")) for part in content if isinstance(part, dict))
-    return content if isinstance(content, str) else ""
-
-
-def _usage(usage: Any) -> Usage:
-    details = getattr(usage, "prompt_tokens_details", None)
-    return Usage(
-        prompt_tokens=_int_or_none(getattr(usage, "prompt_tokens", None)),
-        completion_tokens=_int_or_none(getattr(usage, "completion_tokens", None)),
-        cached_tokens=_int_or_none(getattr(details, "cached_tokens", None)),
-    )
-
-
-def _int_or_none(value: Any) -> int | None:
-    return value if isinstance(value, int) else None

@@ -338,7 +338,7 @@ def down(_: str) -> str:
 async def test_the_metadata_name_the_model_that_answered(how: str) -> None:
     for model, name, own in (
         (Named(), "langchain:Named:first", "first-2025"),
-        (Named(script=down).with_fallbacks([Named(model_name="second")]), "langchain:second-2025", "second-2025"),
+        (Named(script=down).with_fallbacks([Named(model_name="second")]), "langchain:Named:second", "second-2025"),
         (Model(), "langchain:Model", "scripted-1"),
     ):
         metadata = (await call(reader(model), how)).response_metadata

@@ -66,6 +66,16 @@ class ChatModelBackend(Backend):
         """The class and the name of the model, of several the first one's."""
         return _name(self._first())
 
+    def name_of(self, said: str | None) -> str:
+        """Return the name of the model that has answered, given what its server calls it: perhaps it is a fallback."""
+        if said is None or len(self._seen) == 1:
+            return self.name
+        names = [
+            (_name(model), getattr(model, "model_name", None) or getattr(model, "model", None)) for model in self._seen
+        ]
+        own = next((name for name, model in names if isinstance(model, str) and (model in said or said in model)), None)
+        return own or f"langchain:{said}"
+
     @property
     def structured(self) -> bool:  # type: ignore[override]
         """Whether the model, and each of its fallbacks, can keep to a schema."""

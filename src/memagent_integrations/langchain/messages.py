@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter as Tally
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -54,12 +54,24 @@ def usage_metadata(usage: Usage) -> UsageMetadata | None:
     return total
 
 
-def message_fields(reading: Reading) -> dict[str, Any]:
-    """Return the usage and the metadata of a message about this reading."""
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """A reading, the name of the model that answered, and the object that a structured answer is."""
+
+    reading: Reading
+    model: str
+    parsed: Any = None
+
+
+def message_fields(reading: Reading, model: str | None = None) -> dict[str, Any]:
+    """Return the usage and the metadata of a message about this reading; `model` is the name of the one that answered.
+
+    The model's own name is that which its server says, else the one in the name of the backend.
+    """
     steps = reading.steps
-    model, model_name = _who_answered(reading)
+    name = model or reading.answer_model or reading.model
     metadata = {
-        "model": model,
+        "model": name,
         "chunks": sum(step.phase == "memory" for step in steps),
         "calls": sum(not step.reply.recorded for step in steps),
         "outcomes": dict(Tally(step.outcome for step in steps)),
@@ -72,35 +84,29 @@ def message_fields(reading: Reading) -> dict[str, Any]:
         metadata["memory_model"] = reading.model
     if answered := Tally(step.reply.model for step in steps if step.reply.model):
         metadata["models"] = dict(answered)  # by the names that their servers give them
-    names = {"model_name": model_name} if model_name else {}
+    own = (steps[-1].reply.model if steps else None) or _own_name(name)
+    names = {"model_name": own} if own else {}
     return {"response_metadata": names | {"memagent": metadata}, "usage_metadata": usage_metadata(reading.new_usage)}
 
 
-def _who_answered(reading: Reading) -> tuple[str, str | None]:
-    """Return the backend's name for the model that gave the last reply, and the model's own, None if it has none.
-
-    Behind fallbacks it may be another than the first, if its server says so.
-    """
-    name = reading.answer_model or reading.model
-    kind, *rest = name.split(":", 2 if name.startswith("langchain:") else 1)
-    own = rest[-1] if len(rest) == (2 if kind == "langchain" else 1) else None
-    said = reading.steps[-1].reply.model if reading.steps else None
-    if kind == "langchain" and own and said and own not in said and said not in own:
-        return f"langchain:{said}", said
-    return name, said or own
+def _own_name(backend: str) -> str | None:
+    """Return the model's own name in a backend's: "KIND:NAME", or of a LangChain model "langchain:CLASS:NAME"."""
+    parts = backend.split(":", 2 if backend.startswith("langchain:") else 1)
+    return parts[-1] if len(parts) == (3 if parts[0] == "langchain" else 2) else None
 
 
-def to_message(reading: Reading, parsed: Any = None) -> AIMessage:
-    """Return the answer as a message; `parsed` is the object that a structured answer is."""
-    return AIMessage(content=reading.answer or "", **_additional(parsed), **message_fields(reading))
+def to_message(answered: Answered) -> AIMessage:
+    """Return the answer as a message."""
+    return AIMessage(content=answered.reading.answer or "", **_fields(answered))
 
 
-def to_chunk(event: str | Reading, parsed: Any = None) -> AIMessageChunk:
+def to_chunk(event: str | Answered) -> AIMessageChunk:
     """Return a piece of the answer as a message chunk; for the reading, the empty last chunk with usage and details."""
     if isinstance(event, str):
         return AIMessageChunk(content=event)
-    return AIMessageChunk(content="", chunk_position="last", **_additional(parsed), **message_fields(event))
+    return AIMessageChunk(content="", chunk_position="last", **_fields(event))
 
 
-def _additional(parsed: Any) -> dict[str, Any]:
-    return {} if parsed is None else {"additional_kwargs": {"parsed": parsed}}
+def _fields(answered: Answered) -> dict[str, Any]:
+    additional = {} if answered.parsed is None else {"additional_kwargs": {"parsed": answered.parsed}}
+    return additional | message_fields(answered.reading, answered.model)

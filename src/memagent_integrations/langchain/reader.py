@@ -22,9 +22,10 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
 
 from memagent_integrations.errors import UsageError
+from memagent_integrations.langchain.backend import ChatModelBackend
 from memagent_integrations.langchain.batches import BatchingReader
 from memagent_integrations.langchain.inputs import ReaderInput, Task, merged, task_of
-from memagent_integrations.langchain.messages import STEP, step_event, to_chunk, to_message
+from memagent_integrations.langchain.messages import STEP, Answered, step_event, to_chunk, to_message
 from memagent_integrations.langchain.node import Outcome, raw_and_parsed, reader_node
 from memagent_integrations.langchain.settings import MEMORY, RUN
 from memagent_integrations.langchain.traces import data_without_text
@@ -98,7 +99,7 @@ class MemAgentReader(BatchingReader):
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Iterator[AIMessage]:
             for event in self._events(self._task(input, kwargs), config, whole=False):
-                yield to_chunk(event, self._parsed(event))
+                yield to_chunk(event)
 
         with self.tracing(config) as config:
             chunks = self._transform_stream_with_config(iter([self.traced(input, kwargs)]), read, config)
@@ -115,7 +116,7 @@ class MemAgentReader(BatchingReader):
         ) -> AsyncGenerator[AIMessage]:
             async with aclosing(self._aevents(self._task(input, kwargs), config, whole=False)) as events:
                 async for event in events:
-                    yield to_chunk(event, self._parsed(event))
+                    yield to_chunk(event)
 
         with self.tracing(config) as config:
             chunks = self._atransform_stream_with_config(_achain([self.traced(input, kwargs)]), read, config)
@@ -232,8 +233,8 @@ class MemAgentReader(BatchingReader):
         outcomes: list[Outcome] = []
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
-            *_, reading = self._events(self._task(input, bound), config, whole=True)
-            outcomes.append((reading, to_message(reading, self._parsed(reading))))
+            *_, answered = self._events(self._task(input, bound), config, whole=True)
+            outcomes.append((answered.reading, to_message(answered)))
             return outcomes[0][1]
 
         with self.tracing(config) as config:
@@ -245,8 +246,8 @@ class MemAgentReader(BatchingReader):
 
         async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
             async with aclosing(self._aevents(self._task(input, bound), config, whole=True)) as events:
-                *_, reading = [event async for event in events]
-            outcomes.append((reading, to_message(reading, self._parsed(reading))))
+                *_, answered = [event async for event in events]
+            outcomes.append((answered.reading, to_message(answered)))
             return outcomes[0][1]
 
         with self.tracing(config) as config:
@@ -256,17 +257,14 @@ class MemAgentReader(BatchingReader):
     def _task(self, input: Any, bound: Mapping[str, Any]) -> Task:
         return task_of(input, bound, self.names())
 
-    def _parsed(self, event: Any) -> Any:
-        """Return the object that the answer of a reading is, None if answers are text."""
-        output = self.loaded_reader().output if isinstance(event, Reading) else None
-        return output.parse(event.answer or "") if output else None
-
     def _events(self, task: Task, config: RunnableConfig, *, whole: bool) -> Iterator[Any]:
-        """Yield the answer in pieces of text, and the `Reading` last; dispatch each memory update as a custom event."""
+        """Yield the answer in pieces of text, and `Answered` last; dispatch each memory update as a custom event."""
         document = task.document(config)
         reader = self.under(config)
         for event in reader.stream(task.question, document, whole=whole, **_beginning(reader, task, config)):
-            if not isinstance(event, Step):
+            if isinstance(event, Reading):
+                yield _answered(reader, event)
+            elif isinstance(event, str):
                 yield event
             elif event.phase == "memory":
                 dispatch_custom_event(STEP, self._step_event(event), config=config)
@@ -278,7 +276,9 @@ class MemAgentReader(BatchingReader):
         beginning = await asyncio.to_thread(_beginning, reader, task, config)
         async with aclosing(reader.astream(task.question, document, whole=whole, **beginning)) as events:
             async for event in events:
-                if not isinstance(event, Step):
+                if isinstance(event, Reading):
+                    yield _answered(reader, event)
+                elif isinstance(event, str):
                     yield event
                 elif event.phase == "memory":
                     await adispatch_custom_event(STEP, self._step_event(event), config=config)
@@ -296,6 +296,13 @@ def checked_reader(reader: Any) -> MemAgentReader:
     if not isinstance(reader, MemAgentReader):
         raise UsageError(f"reader has to be a MemAgentReader, not {type(reader).__name__}")
     return reader
+
+
+def _answered(reader: Reader, reading: Reading) -> Answered:
+    backend, parsed = reader.answer_backend, reader.output.parse(reading.answer or "") if reader.output else None
+    said = reading.steps[-1].reply.model if reading.steps else None
+    name = backend.name_of(said) if isinstance(backend, ChatModelBackend) else backend.name
+    return Answered(reading=reading, model=name, parsed=parsed)
 
 
 def _beginning(reader: Reader, task: Task, config: RunnableConfig) -> dict[str, Any]:

@@ -46,6 +46,10 @@ class BackendInRuns(ChatModelBackend):
         """The backend's name."""
         return self._backend.name
 
+    def name_of(self, said: str | None) -> str:
+        """Return the backend's name."""
+        return self.name
+
     @property
     def identity(self) -> dict[str, Any]:
         """The backend's identity: a run that was recorded without LangChain is the same."""

@@ -133,8 +133,10 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         self._check_options("model", "backend_options", self.model, self.backend_options)
-        if self.limit_parameter and isinstance(self.model, Backend):
-            raise UsageError("limit_parameter is for a LangChain model; a Backend has its own")
+        models = [model for model in (self.model, self.answer_model) if model is not None]
+        for name in ("tokenizer", "limit_parameter"):
+            if getattr(self, name) and all(isinstance(model, Backend) for model in models):
+                raise UsageError(f"{name} is for a LangChain model or a model given by name; a backend has its own")
         self._check_options("answer_model", "answer_options", self.answer_model, self.answer_options)
         is_policy = isinstance(self.model, str) and self.model.startswith("policy:")
         if not is_policy:  # a policy's budgets are known once it is loaded

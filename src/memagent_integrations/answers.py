@@ -28,9 +28,7 @@ class AnswerStream:
         self._unfinished = ""  # the end of the text, if it may be the beginning of a tag
         self._gap: list[str] = []  # space and tags, which belong to the answer only if text follows
         self._sent: list[str] = []
-        self._holding = (
-            prompts.answer_format == "boxed" and not structured
-        )  # whether to yield nothing more before the end
+        self._holding = prompts.answer_format == "boxed"  # whether to yield nothing more before the end
 
     def feed(self, piece: str) -> Iterator[str]:
         """Take a piece of the reply; yield the text that certainly belongs to the answer."""

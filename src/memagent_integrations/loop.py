@@ -15,7 +15,7 @@ from memagent_integrations.errors import BackendError, EmptyDocument, MemAgentEr
 from memagent_integrations.lineage import Lineage
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
-from memagent_integrations.records import Budgets, Chunk, Prompt, Reading, Reply, Step
+from memagent_integrations.records import Budgets, Chunk, Message, Phase, Prompt, Reading, Reply, Step
 from memagent_integrations.tokens import Counter, cut
 
 Turns = Generator[Prompt, Reply, Reading]
@@ -63,37 +63,29 @@ def reading_loop(
     lineage = Lineage(memory)
     answer, failure = None, None
     try:
-        for index, chunk in enumerate(chunks or (), start=first):
+        for chunk in chunks or ():
             messages = prompts.update_messages(
                 question=question, memory=memory, section=chunk.text, memory_tokens=budgets.memory_tokens
             )
-            reply = yield Prompt(
-                index=index, phase="memory", messages=messages, max_tokens=budgets.output("memory"), after=_last(steps)
-            )
-            step = _update(index, chunk, memory, reply, prompts, budgets, count)
+            prompt = _prompt("memory", messages, budgets, first, steps)
+            reply = yield prompt
+            step = _update(prompt.index, chunk, memory, reply, prompts, budgets, count)
             steps.append(_noted(step, chunk.text, prompts, lineage))
             memory = steps[-1].memory
             if strict and steps[-1].outcome == "kept" and reply.finish_reason != "content_filter":
                 raise NoMemory(
-                    f"the model wrote no memory for section {index + 1}: its reply is empty or only thinking"
+                    f"the model wrote no memory for section {prompt.index + 1}: its reply is empty or only thinking"
                 )
         if not steps and chunks is not None:
             raise EmptyDocument
         answer = ""
         if answering:
-            index, messages = first + len(steps), prompts.answer_messages(question=question, memory=memory)
-            prompt = Prompt(
-                index=index,
-                phase="answer",
-                messages=messages,
-                max_tokens=budgets.output("answer"),
-                schema=output.schema if output else None,
-                after=_last(steps),
-            )
+            messages = prompts.answer_messages(question=question, memory=memory)
+            prompt = _prompt("answer", messages, budgets, first, steps, output)
             if check_answer:
                 check_answer(prompt)
             reply = yield prompt
-            steps.append(_answered(index, memory, reply))
+            steps.append(_answered(prompt.index, memory, reply))
             answer = _answer_in(reply, prompts, output)
     except MemAgentError as error:
         answer, failure = None, error
@@ -106,6 +98,25 @@ def reading_loop(
         answer_model=answer_model if answering else None,
         budgets=budgets,
         error=failure,
+    )
+
+
+def _prompt(
+    phase: Phase,
+    messages: tuple[Message, ...],
+    budgets: Budgets,
+    first: int,
+    steps: Sequence[Step],
+    output: Output | None = None,
+) -> Prompt:
+    """Return the prompt for the step that comes after `steps`."""
+    return Prompt(
+        index=first + len(steps),
+        phase=phase,
+        messages=messages,
+        max_tokens=budgets.output(phase),
+        schema=output.schema if output else None,
+        after=_last(steps),
     )
 
 

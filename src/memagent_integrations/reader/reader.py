@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from memagent_integrations.backends import KINDS, Backend, embedded
+from memagent_integrations.backends import Backend
 from memagent_integrations.calls import Calls, Limits
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.base import BaseReader
-from memagent_integrations.reader.loading import TWO_LAYOUTS, load_setup, names_policy
+from memagent_integrations.reader.loading import TWO_LAYOUTS, arguments_of_run, load_setup, names_policy
 from memagent_integrations.reader.many import Job, ManyProgress, UniqueJobs, aread_jobs, read_jobs
 from memagent_integrations.reader.model import Model
 from memagent_integrations.reader.running import AsyncProgress, Progress, Running
@@ -116,28 +116,8 @@ class Reader(BaseReader):
             UsageError: there is no such run, or one of its models was not given by a name.
         """
         opened = journal if isinstance(journal, Journal) else Journal(journal)
-        settings = opened.settings(run)
-        model, answer_model = settings["model"], settings.get("answer_model")
-        for name in filter(None, (model, answer_model)):
-            if name not in embedded.EMBEDDED and name.partition(":")[0] not in KINDS:
-                raise UsageError(
-                    f"the run {run} was begun with {name}, a model that was made in Python; go on there: "
-                    f"give a Reader with that model the journal, and read with run={run!r}"
-                )
-        if answer_model:
-            answer_options = _options_of(settings["answer_backend"]) | dict(answer_options or {})
-        reader = cls(
-            model,
-            answer_model=answer_model,
-            answer_options=answer_options,
-            output=settings.get("output"),
-            prompts=opened.prompts(run),
-            window=window,
-            journal=opened,
-            limits=limits,
-            backend_options=_options_of(settings["backend"]) | dict(backend_options or {}),
-            **settings["budgets"],
-        )
+        arguments = arguments_of_run(opened, run, backend_options, answer_options)
+        reader = cls(**arguments, window=window, journal=opened, limits=limits)
         reader._opened_journal = opened if opened is not journal else None
         return reader
 
@@ -386,8 +366,3 @@ def _answering(setup: Setup, question: str, memory: str, first: int) -> Running:
     setup.check(question)
     turns = turns_of_part(setup, question, None, memory=setup.checked_memory(memory), first=first)
     return Running(setup=setup, turns=turns)
-
-
-def _options_of(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a backend that a journal records; of `extra_body` it has only a digest."""
-    return {name: value for name, value in drop_none(**identity).items() if name != "extra_body"}

@@ -90,7 +90,7 @@ class LLMBackend(Backend):
             llm = Settings.llm
         except (ValueError, ImportError) as error:
             raise UsageError(
-                f"no model was given, and Settings.llm cannot be made; pass model=... or set Settings.llm ({error})"
+                f"no model was given, and Settings.llm cannot be made; pass llm=... or set Settings.llm ({error})"
             ) from error
         bound = self._bound
         if bound is None or bound._given is not llm:

@@ -149,7 +149,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
         if options and not isinstance(model, str):
             raise UsageError(
                 f"{name_of_options} are for a model that this package makes by its name; "
-                f"set the options of {'a LangChain model or a Backend' if model else name} where it is made"
+                f"give a LangChain model its own where {'it' if model else name} is made"
             )
 
     @classmethod

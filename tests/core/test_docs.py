@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -33,6 +34,14 @@ def test_a_fence(example: CodeExample, eval_example: EvalExample) -> None:
         failure = f"{type(error).__name__}: {error}"
     if failure:  # raised out here, because pytest cannot show the traceback that leads into a page
         pytest.fail(failure, pytrace=False)
+
+
+def test_the_settings_of_a_fence_are_in_braces() -> None:
+    """Others are none to the built pages, which take the fence for text, and the text after it for code."""
+    pages = {page: page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]}
+    heads = [(page.name, head) for page, text in pages.items() for head in re.findall(r"^```(\w.*)$", text, re.MULTILINE)]
+    assert len(heads) > 50
+    assert [head for head in heads if not re.fullmatch(r"\w+( \{.+\})?", head[1])] == []
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of LlamaIndex's own agents

@@ -38,10 +38,10 @@ def test_a_fence(example: CodeExample, eval_example: EvalExample) -> None:
 
 def test_the_settings_of_a_fence_are_in_braces() -> None:
     """Others are none to the built pages, which take the fence for text, and the text after it for code."""
-    pages = {page: page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]}
-    heads = [(page.name, head) for page, text in pages.items() for head in re.findall(r"^```(\w.*)$", text, re.MULTILINE)]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    heads = [head for page in pages for head in re.findall(r"^```(\w.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)]
     assert len(heads) > 50
-    assert [head for head in heads if not re.fullmatch(r"\w+( \{.+\})?", head[1])] == []
+    assert [head for head in heads if not re.fullmatch(r"\w+( \{.+\})?", head)] == []
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of LlamaIndex's own agents

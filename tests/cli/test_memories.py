@@ -10,7 +10,7 @@ from helpers.command_line import CHUNKED, QUESTION, at, prompts, run
 from helpers.loopback import Loopback, chat
 from typer.testing import Result
 
-from memagent_integrations import Reading
+from memagent_integrations import Journal, Reading
 
 pytestmark = pytest.mark.heavy
 
@@ -106,3 +106,19 @@ def test_what_goes_wrong(server: Loopback, letters: list[Path], journal: Path) -
     assert prompts(server) == []
     done = run("memories", "list", "--journal", journal.with_name("none.db"))
     assert (done.exit_code, "there is no journal" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "command", [["memories", "set", "flat 7", "--text"], ["runs", "edit", "one", "--step", 0, "--memory"]]
+)
+def test_a_text_from_standard_input_is_utf_8(
+    server: Loopback, letters: list[Path], journal: Path, command: list[object]
+) -> None:
+    read(server, letters[0], "--journal", journal, "--run", "one")
+    done = run(*command, "-", "--journal", journal, stdin=b"caf\xe9")
+    assert done.exit_code == 2
+    assert "standard input is not UTF-8" in done.stderr
+    assert run(*command, "-", "--journal", journal, stdin="\ufeffcafé".encode()).exit_code == 0
+    with Journal(journal) as opened:
+        texts = [opened.memory("flat 7").text] + [opened.reading(each.name).memory for each in opened.runs()]
+    assert "café" in texts

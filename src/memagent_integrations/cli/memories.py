@@ -8,7 +8,7 @@ import typer
 
 from memagent_integrations.cli import options
 from memagent_integrations.cli.runs import open_journal
-from memagent_integrations.cli.streams import printable
+from memagent_integrations.cli.streams import printable, text_given
 from memagent_integrations.cli.tables import one_line, write_table
 from memagent_integrations.errors import UsageError
 
@@ -48,9 +48,8 @@ def show_memory(journal_file: options.JournalFile, name: _Name) -> None:
 @memories_app.command("set", short_help="Replace what a memory holds.")
 def set_memory(journal_file: options.JournalFile, name: _Name, text: _Text) -> None:
     """Replace what a memory holds. What was read with it stays read."""
-    new = typer.get_text_stream("stdin").read() if text == "-" else text
     with open_journal(journal_file) as journal:
-        journal.memory(name).set(new.strip())
+        journal.memory(name).set(text_given(text).strip())
 
 
 @memories_app.command("delete", short_help="Remove a memory.")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
-import io
 import json
 import os
 import sys
@@ -12,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -24,13 +22,13 @@ from memagent_integrations.cli import models, options
 from memagent_integrations.cli.cited import cited
 from memagent_integrations.cli.progress import ReadingProgress
 from memagent_integrations.cli.runs import is_part_of, open_journal
+from memagent_integrations.cli.streams import STDIN, stdin_text, text_given
 from memagent_integrations.cli.watch import WatchedReading
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Layout, Plan, Reading, Step
 
-_STDIN = "-"
 _Models = tuple[str, str | None]
 """The names of the model, and of the one that answers, if it is another."""
 
@@ -113,14 +111,14 @@ class Start:
             raise UsageError("--memory names a memory in a journal; give --journal too")
         if self.memory is not None and (self.run is not None or self.text is not None):
             raise UsageError("--memory has runs and a text of its own: it excludes --run and --memory-text")
-        if self.text == _STDIN and _STDIN in files:
+        if self.text == STDIN and STDIN in files:
             raise UsageError("standard input can be read once only")
 
     def arguments(self, reader: Reader) -> dict[str, Any]:
         """Return the arguments of `Reader.read`."""
         if self.memory is not None and reader.journal:
             return {"memory": reader.journal.memory(self.memory)}
-        text = "".join(_stdin()) if self.text == _STDIN else self.text
+        text = self.text and text_given(self.text)
         return {"memory": (text or "").strip(), "run": self.run}
 
 
@@ -242,13 +240,13 @@ def _check(files: Sequence[str], output: Output, *, plan: bool, journal_file: Pa
     trace = output.trace
     if output.stream and output.as_json:
         raise UsageError("--stream and --json exclude one another")
-    if files.count(_STDIN) > 1 or (plan and _STDIN in files):
+    if files.count(STDIN) > 1 or (plan and STDIN in files):
         raise UsageError("standard input can be read once only" + ("; a plan needs a file" if plan else ""))
     for file in files:
-        if file != _STDIN and (not Path(file).exists() or Path(file).is_dir()):
+        if file != STDIN and (not Path(file).exists() or Path(file).is_dir()):
             problem = "it is a directory" if Path(file).is_dir() else "there is no such file"
             raise UsageError(f"cannot read {file}: {problem}")
-    if _STDIN in files and sys.stdin is None:
+    if STDIN in files and sys.stdin is None:
         raise UsageError("standard input is closed")
     if trace and (trace.is_dir() or not os.access(trace.parent, os.W_OK)):
         raise UsageError(f"cannot write {trace}")
@@ -259,7 +257,7 @@ def _check(files: Sequence[str], output: Output, *, plan: bool, journal_file: Pa
 
 
 def _stat(file: str) -> os.stat_result:
-    return os.fstat(0) if file == _STDIN else Path(file).stat()
+    return os.fstat(0) if file == STDIN else Path(file).stat()
 
 
 def _fetch(names: _Models, *, quiet: bool) -> None:
@@ -318,7 +316,7 @@ def _read(
         steps.append(step)
         progress.step(step)
 
-    rereadable = all(file != _STDIN and Path(file).is_file() for file in files)  # a pipe can be read only once
+    rereadable = all(file != STDIN and Path(file).is_file() for file in files)  # a pipe can be read only once
     progress.begin(reader.plan(question, _document(files)) if rereadable and not progress.quiet else None)
     arguments = start.arguments(reader)
     try:
@@ -361,16 +359,5 @@ def _stream(
 
 
 def _document(files: Sequence[str]) -> Any:
-    parts = [_stdin() if file == _STDIN else Path(file) for file in files]
+    parts = [stdin_text() if file == STDIN else Path(file) for file in files]
     return parts[0] if len(parts) == 1 else parts
-
-
-def _stdin() -> Iterator[str]:
-    """Yield standard input as it comes, line ends unchanged."""
-    decoder, source = codecs.getincrementaldecoder("utf-8-sig")(), cast(io.BufferedReader, sys.stdin.buffer)
-    try:
-        while block := source.read1(1 << 18):
-            yield decoder.decode(block)
-        yield decoder.decode(b"", final=True)
-    except UnicodeError as error:
-        raise UsageError(f"standard input is not UTF-8 text ({error}); convert it first") from error

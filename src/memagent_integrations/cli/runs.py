@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from memagent_integrations.cli import options
-from memagent_integrations.cli.streams import printable
+from memagent_integrations.cli.streams import printable, text_given
 from memagent_integrations.cli.tables import one_line, write_table
 from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
@@ -101,9 +101,8 @@ def edit_run(
 
     `memagent runs resume` continues it.
     """
-    text = typer.get_text_stream("stdin").read() if memory == "-" else memory
     with open_journal(journal_file) as journal:
-        typer.echo(journal.edit(run, step, memory=text, name=branch))
+        typer.echo(journal.edit(run, step, memory=text_given(memory), name=branch))
 
 
 @runs_app.command("pause", short_help="Stop a reading after its current step.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import signal
@@ -12,12 +13,43 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 from unicodedata import category
 
+from memagent_integrations.errors import UsageError
+
+STDIN = "-"
+"""What stands for standard input in place of a file or a text."""
+
 
 def printable(text: str) -> str:
     """Return the text with U+FFFD in place of what a terminal would take for a command."""
     return "".join(
         char if char.isprintable() or char in "\n\t" or category(char) == "Zs" else "\ufffd" for char in text
     )
+
+
+def stdin_text() -> Iterator[str]:
+    """Yield standard input as it comes, line ends unchanged.
+
+    Raises:
+        UsageError: it is closed, or not UTF-8.
+    """
+    if sys.stdin is None:
+        raise UsageError("standard input is closed")
+    decoder, source = codecs.getincrementaldecoder("utf-8-sig")(), cast(io.BufferedReader, sys.stdin.buffer)
+    try:
+        while block := source.read1(1 << 18):
+            yield decoder.decode(block)
+        yield decoder.decode(b"", final=True)
+    except UnicodeError as error:
+        raise UsageError(f"standard input is not UTF-8 text ({error}); convert it first") from error
+
+
+def text_given(argument: str) -> str:
+    """Return the text that an option gives; - is that of standard input.
+
+    Raises:
+        UsageError: as `stdin_text`.
+    """
+    return "".join(stdin_text()) if argument == STDIN else argument
 
 
 class Terminated(KeyboardInterrupt):

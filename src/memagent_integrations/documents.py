@@ -30,7 +30,7 @@ from typing import IO, Any, TypeVar
 
 from memagent_integrations import files
 from memagent_integrations.errors import MemAgentError, UsageError
-from memagent_integrations.places import in_document_order, is_scored, node_of, place_of
+from memagent_integrations.places import in_document_order, is_node, node_of, place_of
 
 SEPARATOR = "\n\n"
 """The text between two documents of a collection, which keeps them apart."""
@@ -221,7 +221,7 @@ class Joiner:
 
     def arrange(self, items: Sequence[Any]) -> Iterable[Any]:
         """Return the items of a list in the order in which they are read."""
-        if not items or not all(map(_is_node, items)):
+        if not items or not all(map(is_node, items)):
             return items
         nodes = map(node_of, items)
         self._parents |= {node.node_id: node for node in nodes if getattr(node, "child_nodes", None)}
@@ -353,15 +353,11 @@ async def _with_reading_errors(source: AsyncIterator[Any]) -> AsyncIterator[Any]
 
 
 def _is_document(item: Any) -> bool:
-    return hasattr(item, "page_content") or _is_node(item) or _is_blob(item)
+    return hasattr(item, "page_content") or is_node(item) or _is_blob(item)
 
 
 def _is_blob(item: Any) -> bool:
     return hasattr(item, "as_string") and hasattr(item, "as_bytes_io")
-
-
-def _is_node(item: Any) -> bool:
-    return hasattr(item, "get_content") or is_scored(item)
 
 
 def _from_object(item: Any, number: int, find: Callable[[str], Any]) -> Piece:

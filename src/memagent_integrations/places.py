@@ -29,6 +29,11 @@ class Place:
     fits: bool
 
 
+def is_node(item: Any) -> bool:
+    """Return whether an object is a node, with a score or without."""
+    return hasattr(item, "get_content") or is_scored(item)
+
+
 def is_scored(item: Any) -> bool:
     """Return whether an object is a retrieved node with its score."""
     return hasattr(item, "node") and hasattr(item, "score")

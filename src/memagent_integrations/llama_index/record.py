@@ -14,7 +14,8 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType
 from llama_index_instrumentation import get_dispatcher
 
 from memagent_integrations.documents import is_one_shot
-from memagent_integrations.llama_index.nodes import NodeSettings, as_read
+from memagent_integrations.joining import as_read
+from memagent_integrations.llama_index.nodes import NodeSettings
 from memagent_integrations.llama_index.sources import SourceNodes
 from memagent_integrations.records import NO_USAGE, Reading, Step
 
@@ -60,7 +61,7 @@ class ResponseRecord:
         self._span = active_span_id.get()
 
     def watch(self, nodes: Any, settings: NodeSettings) -> Any:
-        """Return the nodes as a document, to be collected when they are read (see `nodes.as_read`)."""
+        """Return the nodes as a document, to be collected when they are read (see `joining.as_read`)."""
         if self._include_text is None:
             self._sources = SourceNodes(include_text=not is_one_shot(nodes))
         self._keeps_order = settings.order == "given"

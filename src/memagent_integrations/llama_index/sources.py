@@ -13,7 +13,7 @@ from llama_index.core.schema import MetadataMode, NodeRelationship, NodeWithScor
 
 from memagent_integrations.citations import Citation
 from memagent_integrations.documents import Piece
-from memagent_integrations.llama_index.nodes import NodeLog
+from memagent_integrations.joining import NodeLog
 from memagent_integrations.places import Place
 from memagent_integrations.records import Source, Span
 

@@ -22,9 +22,10 @@ from llama_index_instrumentation import get_dispatcher
 from memagent_integrations.backends import Backend
 from memagent_integrations.documents import is_one_shot
 from memagent_integrations.errors import EmptyDocument, UsageError
+from memagent_integrations.joining import Order, as_read
 from memagent_integrations.journal import NamedMemory
 from memagent_integrations.llama_index.backend import LLMBackend
-from memagent_integrations.llama_index.nodes import NodeOptions, NodeSettings, Order, as_read
+from memagent_integrations.llama_index.nodes import NodeOptions, NodeSettings
 from memagent_integrations.llama_index.record import ResponseRecord
 from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
 from memagent_integrations.llama_index.streaming import AnswerTexts

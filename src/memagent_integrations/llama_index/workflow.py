@@ -25,7 +25,8 @@ from pydantic import BaseModel, BeforeValidator, Field
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.documents import is_async
 from memagent_integrations.errors import UsageError
-from memagent_integrations.llama_index.nodes import NodeOptions, NodeSettings, as_read
+from memagent_integrations.joining import as_read
+from memagent_integrations.llama_index.nodes import NodeOptions, NodeSettings
 from memagent_integrations.llama_index.record import ResponseRecord
 from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
 from memagent_integrations.llama_index.sources import SourceNodes

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-
-from llama_index.core.schema import BaseNode, NodeRelationship
+from typing import Any
 
 from memagent_integrations.places import Place
 
@@ -65,7 +64,7 @@ class ReadBefore:
         self._latest: deque[_Known] = deque()
         self._longest = 0
 
-    def rest(self, node: BaseNode, place: Place, text: str) -> list[Part]:
+    def rest(self, node: Any, place: Place, text: str) -> list[Part]:
         """Return the parts of a node's text that are new, each with its start in that text.
 
         It is all of the text if its place is not known for sure.
@@ -114,9 +113,9 @@ def _without(start: int, text: str, known: _Known) -> Iterator[Part]:
         yield last, text[last - start :]
 
 
-def _neighbours(node: BaseNode) -> frozenset[str]:
-    relations = (node.relationships.get(name) for name in (NodeRelationship.PREVIOUS, NodeRelationship.NEXT))
-    return frozenset(relation.node_id for relation in relations if relation and not isinstance(relation, list))
+def _neighbours(node: Any) -> frozenset[str]:
+    relations = (getattr(node, name, None) for name in ("prev_node", "next_node"))
+    return frozenset(relation.node_id for relation in relations if relation)
 
 
 def _repeats_itself(text: str, most: int) -> bool:

@@ -39,7 +39,8 @@ def test_a_fence(example: CodeExample, eval_example: EvalExample) -> None:
 def test_the_settings_of_a_fence_are_in_braces() -> None:
     """Others are none to the built pages, which take the fence for text, and the text after it for code."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    heads = [head for page in pages for head in re.findall(r"^```(\w.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    heads = [head for text in texts for head in re.findall(r"^```(\w.*)$", text, re.MULTILINE)]
     assert len(heads) > 50
     assert [head for head in heads if not re.fullmatch(r"\w+( \{.+\})?", head)] == []
 

@@ -96,7 +96,7 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
 
         Raises:
             MemAgentError: the model failed, or the prompt does not fit its window; the rest of the text is still
-            pending.
+                pending.
         """
         async with self._turn():
             if not self._begin():

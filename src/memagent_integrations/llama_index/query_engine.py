@@ -162,7 +162,7 @@ class MemAgentQueryEngine(BaseQueryEngine):
         `run` names it in the journal, in place of the setting `run`.
 
         Raises:
-            as `Reader.read`.
+            MemAgentError: as `Reader.read` raises it.
         """
         bundle = _bundle(query)
         return self._synthesizer.reading(bundle, self._nodes(bundle), run=run)
@@ -176,7 +176,7 @@ class MemAgentQueryEngine(BaseQueryEngine):
         """Return what a query would take, without calling the model; a retriever is asked.
 
         Raises:
-            as `Reader.plan`.
+            MemAgentError: as `Reader.plan` raises it.
         """
         bundle = _bundle(query)
         if is_one_shot(self._source):

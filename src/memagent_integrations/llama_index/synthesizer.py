@@ -64,7 +64,10 @@ class MemAgentSynthesizer(BaseSynthesizer):
         memory: the memory that every reading starts from: a text, such as `metadata["memagent"]["memory"]` of a
             response, or a `NamedMemory` of the journal, which every reading carries on.
         run: the name of the reading in the journal, as in `Reader.read`. It is one reading, of one question.
-        order, trim_overlap, metadata_mode, docstore: how nodes are read, see `NodeSettings`.
+        order: whether nodes are read in the order of their text, or as they are; see `NodeSettings`.
+        trim_overlap: whether text that several nodes share is read once.
+        metadata_mode: which metadata stands before a node's text.
+        docstore: has the parents of hierarchical nodes.
         settings: as in `Reader`; `answer_llm` is another model for the answer, and with `output_cls`, a pydantic model
             class, answers are `PydanticResponse`s.
 
@@ -161,7 +164,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
         `run` names it in the journal, in place of this synthesizer's `run`.
 
         Raises:
-            as `Reader.read`.
+            MemAgentError: as `Reader.read` raises it.
         """
         record = self._record()
         reading = self.reader.read(
@@ -183,7 +186,7 @@ class MemAgentSynthesizer(BaseSynthesizer):
         """Return what a reading of these nodes would take, without calling the model.
 
         Raises:
-            as `Reader.plan`.
+            MemAgentError: as `Reader.plan` raises it.
         """
         return self.reader.plan(_text_of(query), nodes if is_one_shot(nodes) else as_read(nodes, self.node_settings))
 

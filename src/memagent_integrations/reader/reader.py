@@ -205,7 +205,7 @@ class Reader(BaseReader):
         The two parts are one reading: one run of the journal, one span.
 
         Raises:
-            as `read`.
+            MemAgentError: as `read` raises it.
         """
         unanswered = Unanswered(self._start(question, document, memory, run))
         unanswered.memorizing(question).read(progress)
@@ -250,7 +250,7 @@ class Reader(BaseReader):
             progress: called with each step when it is done.
 
         Raises:
-            as `read`.
+            MemAgentError: as `read` raises it.
         """
         setup = self._setup.for_reading()
         source = setup.checked_chunks(question, setup.chunks(document))
@@ -279,7 +279,7 @@ class Reader(BaseReader):
         """Answer a question from a memory alone; `first` is the number of the step.
 
         Raises:
-            as `read`.
+            MemAgentError: as `read` raises it.
         """
         return _answering(self._setup.for_reading(), question, memory, first).read()
 
@@ -307,7 +307,7 @@ class Reader(BaseReader):
         """`read_many`, async: up to the backend's `concurrency` readings at a time, or its batches in a thread.
 
         Raises:
-            as `read_many`.
+            UsageError: as `read_many`.
         """
         setup, unique = self._setup.for_reading(), UniqueJobs(jobs, self.journal)
         return unique.spread(await aread_jobs(setup, self.journal, unique.jobs, unique.renumbered(progress)))

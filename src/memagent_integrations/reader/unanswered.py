@@ -33,7 +33,7 @@ class Unanswered:
         """Yield the answer in pieces of text, its `Step`, and the `Reading` last.
 
         Raises:
-            as `Reader.read`.
+            MemAgentError: as `Reader.read` raises it.
         """
         return self._answering().stream()
 

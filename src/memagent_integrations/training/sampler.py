@@ -42,7 +42,7 @@ class Sampler(TransformersBackend):
         options: further options of `TransformersBackend`.
 
     Raises:
-        as `TransformersBackend`.
+        MemAgentError: as `TransformersBackend` raises it.
     """
 
     trained_in: Path | None = None

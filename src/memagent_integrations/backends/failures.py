@@ -27,7 +27,7 @@ _ROLES_REFUSED = re.compile(
     r"|no user query",
     re.IGNORECASE,
 )
-_PROGRAMMING_ERRORS = (
+_PROGRAMMING_ERRORS = (  # a ValueError may be one, or an answer that a client cannot take
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -39,7 +39,6 @@ _PROGRAMMING_ERRORS = (
     StopAsyncIteration,
     StopIteration,
     TypeError,
-    ValueError,
     Warning,
 )
 _CONNECTION_FAILURES = re.compile(
@@ -61,8 +60,7 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
     """
     message = _without_secrets(_message(error), secrets)[:500]
     status = _status(error)
-    programming_error = not status and isinstance(error, _PROGRAMMING_ERRORS)
-    if programming_error and not isinstance(error, ValueError):
+    if _is_bug(error, status):
         return None
     if status in (None, 400, 413, 422) and OVERFLOW.search(_description(error, message)):
         advice = "lower chunk_tokens or memory_tokens"
@@ -79,7 +77,7 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
     # LangChain raises a ValueError for an answer without choices
     if isinstance(error, ValueError) and (_error_body(error) or "No generation" in message):
         return BackendError(f"{name} failed: {message}", retryable=True)
-    if programming_error or type(error).__module__.partition(".")[0] == "langgraph":
+    if isinstance(error, ValueError) or type(error).__module__.partition(".")[0] == "langgraph":
         return None
     disconnected = isinstance(error, (ConnectionError, TimeoutError)) or bool(
         _CONNECTION_FAILURES.search(_classes(error))
@@ -92,8 +90,7 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
 def is_withheld(error: Exception) -> bool:
     """Return whether a provider says by this error that its filter withheld the answer, or that the model refused."""
     status = _status(error)
-    is_bug = not status and isinstance(error, _PROGRAMMING_ERRORS) and not isinstance(error, ValueError)
-    if isinstance(error, MemAgentError) or is_bug or status not in (None, 400, 403, 422):
+    if isinstance(error, MemAgentError) or _is_bug(error, status) or status not in (None, 400, 403, 422):
         return False
     return bool(WITHHELD.search(_description(error, _message(error)[:500])))
 
@@ -114,6 +111,10 @@ def translated(name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
             raise
         shown = "".join(traceback.format_exception(error))
         raise failure from (error if _without_secrets(shown, secrets) == shown else None)
+
+
+def _is_bug(error: Exception, status: int | None) -> bool:
+    return not status and isinstance(error, _PROGRAMMING_ERRORS)
 
 
 def _without_secrets(text: str, secrets: Iterable[str]) -> str:

@@ -162,6 +162,7 @@ NEVER: dict[str, Any] = {
     "only thinking": "<think>hm</think>",
     "refused request": BackendError("failed with status 400: I do not read this", status=400),
     "unprocessable": BackendError("failed with status 422", status=422),
+    "an error that nothing is known of": BackendError("CUDA error"),
 }
 
 
@@ -219,15 +220,22 @@ async def test_what_would_fail_for_any_section_loses_no_message(error: Exception
     assert block.pending.count("message") == 5
 
 
-async def test_a_prompt_that_the_server_finds_too_long_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    overflow = ContextOverflow("the prompt does not fit")
-    overflow.__cause__ = RuntimeError("400: maximum context length")
-    model = Refusing(overflow)
+async def test_a_prompt_that_the_model_finds_too_long_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    model = Refusing(ContextOverflow("the prompt does not fit"))
     block = model.block()
     for number in range(4):
         with suppress(ContextOverflow):
             await block.aput([user("the bomb" if number == 0 else f"message {number}")])
     assert (block.pending, "what they say is lost" in caplog.text) == ("", True)
+
+
+async def test_budgets_that_do_not_fit_the_window_lose_no_message() -> None:
+    model = MemoryModel()
+    block = model.block(window=600)
+    for number in range(4):
+        with pytest.raises(ContextOverflow):
+            await block.aput([user(f"message {number}")])
+    assert (block.pending.count("message"), model.sections) == (4, [])
 
 
 @pytest.mark.parametrize("again", [lambda each: pickle.loads(pickle.dumps(each)), copy.deepcopy])

@@ -10,16 +10,12 @@ from typing import Any
 from langchain_core.messages import AIMessage
 from typing_extensions import TypedDict
 
-from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, NoMemory
+from memagent_integrations.errors import MemAgentError, NoMemory
 from memagent_integrations.langchain.notes import NoteTaking, to_notes
 from memagent_integrations.reader import Reader
+from memagent_integrations.reader.folding import TRIES, is_about_the_section
 from memagent_integrations.reader.running import AsyncProgress, Progress
 from memagent_integrations.records import Chunk, Reading, Step
-
-_TRIES = 3
-"""How often a section is read before the model's failing to write a memory counts."""
-_OF_THE_REQUEST = (None, 400, 413, 422)
-"""The statuses of a failure that another section need not have; others are about the key, the model or the address."""
 
 
 class PassedOver(TypedDict):
@@ -92,9 +88,9 @@ class _Fold:
         """
         self._steps += error.reading.steps if error.reading else ()
         self._tries += 1
-        if not self._is_about_the_section(error):
+        if not is_about_the_section(error, self._reader, self._question):
             raise error
-        if self._tries == _TRIES or not isinstance(error, NoMemory):
+        if self._tries == TRIES or not isinstance(error, NoMemory):
             self._done(str(error))
 
     def notes(self) -> AIMessage:
@@ -114,11 +110,3 @@ class _Fold:
         self._number, self._tries = self._number + 1, 0
         if problem:
             self.passed_over.append(PassedOver(text=section.text, reason=problem))
-
-    def _is_about_the_section(self, error: MemAgentError) -> bool:
-        if isinstance(error, ContextOverflow):
-            self._reader.plan(self._question, "a text")  # raises it again if the budgets do not fit, whatever is read
-            return True
-        if isinstance(error, NoMemory):
-            return True
-        return isinstance(error, BackendError) and not error.retryable and error.status in _OF_THE_REQUEST

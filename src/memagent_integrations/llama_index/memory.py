@@ -17,13 +17,12 @@ from memagent_integrations.conversation import QUESTION, transcript
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
 from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
 from memagent_integrations.reader import Reader
+from memagent_integrations.reader.folding import TRIES, is_about_the_section
 from memagent_integrations.records import Step
 from memagent_integrations.sanitize import harmless
 from memagent_integrations.tokens import Counter, cut
 
 _log = logging.getLogger(__name__)
-_TRIES = 3
-"""How often a section is tried before it is skipped."""
 
 
 class MemAgentMemoryBlock(BaseMemoryBlock[str]):
@@ -47,8 +46,8 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
     `model_dump` holds the memory and the pending text, not the model: `MemAgentMemoryBlock(llm, **dumped)` resumes. A
     failed fold loses nothing: the messages stay in `pending` and are folded with the next ones. A retryable error is
     logged, others are raised. But no section holds up the chat for ever: one that the server's content filter withholds
-    is skipped, as it would be withheld again, and so is one for which the model wrote no memory, or which the server
-    refused, three times. What is skipped is in the log as a warning.
+    is skipped, as it would be withheld again, and so is one for which the model wrote no memory, or with which it
+    failed for good, three times. What is skipped is in the log as a warning.
 
     Raises:
         UsageError: a setting is wrong; when messages are put, also what `Reader.read` raises.
@@ -130,16 +129,18 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
         except _ChangedMeanwhile:
             return
         except (BackendError, ContextOverflow) as error:
-            if not (_is_about_the_section(error) and await asyncio.to_thread(self._skip, text[folded:], error)):
+            if not await asyncio.to_thread(self._skip, text[folded:], error):
                 raise
 
     def _skip(self, text: str, error: MemAgentError) -> bool:
         """Note that the first section of `text` failed; return whether it is skipped, as it did so often enough."""
+        if not is_about_the_section(error, self.reader, self.question):
+            return False
         section = next((chunk.text for chunk in self.reader.chunks(text)), "")
         before, times = self._failed
         self._failed = (before, times + 1) if before and section.startswith(before) else (section, 1)
         section, times = self._failed
-        if times < _TRIES:
+        if times < TRIES:
             return False
         self._failed = ("", 0)
         with self._changing:
@@ -214,16 +215,6 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
         if self._lock is None or self._lock[0] is not loop:
             self._lock = (loop, asyncio.Lock())
         return self._lock[1]
-
-
-def _is_about_the_section(error: MemAgentError) -> bool:
-    """Return whether another section may fare better: the model wrote no memory, or the server refused the prompt."""
-    if isinstance(error, ContextOverflow):
-        return error.__cause__ is not None  # the server's; else the budgets do not fit, for any section
-    steps = error.reading.steps if error.reading else ()
-    if steps and steps[-1].outcome == "kept" and not error.__cause__:
-        return True
-    return isinstance(error, BackendError) and error.status in (400, 413, 422)
 
 
 class _ChangedMeanwhile(Exception):

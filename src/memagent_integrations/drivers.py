@@ -26,12 +26,16 @@ BatchCall = Callable[[Sequence[Prompt]], Sequence[Reply | MemAgentError]]
 
 
 class PendingCall:
-    """A call in progress: its outcome for the loop and, with `prompts`, the text of the answer as it comes."""
+    """A call in progress: its outcome for the loop and, with `prompts`, the text of the answer as it comes.
+
+    A recorded answer comes as a whole, as the loop took it from its reply: with other prompts perhaps than `prompts`.
+    """
 
     def __init__(self, prompt: Prompt, prompts: PromptSet | None) -> None:
         self.outcome: Reply | Exception = BackendError("the backend ended without a reply")
         self._answer: AnswerStream | None = None
-        if prompts and prompt.phase == "answer":
+        self._recorded_answer = prompts is not None and prompt.phase == "answer" and prompt.recorded is not None
+        if prompts and prompt.phase == "answer" and not prompt.recorded:
             thinking = prompt.after is not None and opened_by_template(prompt.after.reply.text)
             self._answer = AnswerStream(prompts, thinking=thinking, structured=prompt.schema is not None)
 
@@ -43,6 +47,12 @@ class PendingCall:
                 yield from self._answer.finish(piece.text)
         elif self._answer:
             yield from self._answer.feed(piece)
+
+    def ended(self, state: Prompt | Reading) -> Iterator[str | Step]:
+        """Yield what the call has brought, now that the loop has its outcome and gave `state`."""
+        if self._recorded_answer and isinstance(state, Reading) and state.answer:
+            yield state.answer
+        yield from _new_step(state)
 
 
 def drive(turns: Turns, call: Call, prompts: PromptSet | None = None) -> Generator[Event]:
@@ -60,7 +70,7 @@ def drive(turns: Turns, call: Call, prompts: PromptSet | None = None) -> Generat
             except Exception as error:
                 pending.outcome = error
             state = advance(turns, pending.outcome)
-            yield from _new_step(state)
+            yield from pending.ended(state)
         yield state
 
 
@@ -88,8 +98,8 @@ async def adrive(
                     raise
                 pending.outcome = error
             state = await _aadvance(turns, pending.outcome, chunks, lock)
-            for step in _new_step(state):
-                yield step
+            for event in pending.ended(state):
+                yield event
         yield state
     finally:
         if chunks:

@@ -192,7 +192,8 @@ class PromptSet:
     def parse_answer(self, text: str, *, structured: bool = False) -> str:
         """Return the answer in a reply; "" if there is none.
 
-        `structured`: the answer is JSON. Only thinking before it is removed: what its strings hold belongs to it.
+        `structured`: the answer is JSON. Only thinking before it and a fence around it are removed: what its strings
+        hold belongs to it.
         """
         if structured:
             return _without_leading_thinking(text)
@@ -268,6 +269,7 @@ _REMARK = re.compile(rf"\W*(?:{_SAYS_NO_CHANGE})(?:[\s:;,.]+(?:{_SAYS_NO_CHANGE}
 _PLACEHOLDER = re.compile(r"\{(question|memory|section|words)\}")
 THINKING_TAGS = {"<think>": "</think>", "<thinking>": "</thinking>"}
 _LEADING_THINKING = re.compile(r"(?:\s*<(think(?:ing)?)>.*?(?:</\1>|\Z))+", re.DOTALL)
+_FENCE = re.compile(r"```(?:json)?\s*(?=[{\[])(?=.*```\Z)", re.DOTALL | re.IGNORECASE)
 JSON_STARTS = ("{", "[")
 
 
@@ -287,12 +289,16 @@ def strip_thinking(text: str) -> str:
 
 
 def _without_leading_thinking(text: str) -> str:
-    """Return a JSON reply without <think>...</think> blocks before it; where one is never closed, nothing is left."""
+    """Return a JSON reply without <think>...</think> blocks before it, and without the fence of a code block around it.
+
+    Where a block is never closed, nothing is left.
+    """
     thinking = _LEADING_THINKING.match(text)
     text = text[thinking.end() if thinking else 0 :].strip()
-    if text.startswith(JSON_STARTS):
-        return text
-    return re.split(r"</think(?:ing)?>", text, maxsplit=1)[-1].strip()  # the chat template opened the block
+    if not text.startswith((*JSON_STARTS, "```")):  # the chat template opened the block
+        text = re.split(r"</think(?:ing)?>", text, maxsplit=1)[-1].strip()
+    fence = _FENCE.match(text)
+    return text[fence.end() :].removesuffix("```").rstrip() if fence else text
 
 
 def last_boxed(text: str) -> str | None:

@@ -21,7 +21,8 @@ LONGEST = 400
 
 _END = re.compile(SENTENCE_END)
 _ABBREVIATION = re.compile(r"\b(?:Mrs?|Ms|Dr|Prof|St|Sr|Jr|vs|Nr|Fig|Vol|ca|approx|e\.g|i\.e|z\.B|cf|[A-Z])\Z")
-_ITEM_NUMBER = re.compile(r"\s*\d{1,3}\Z")
+_ITEM_NUMBER = re.compile(r"\d{1,3}\Z")
+_NO_SPACE = re.compile(r"\S")
 _BULLET = re.compile(r"(?:(?:[-*•–—>#]{1,6}|\(?\d{1,3}[.)]|\[[ xX]?\])\s+)++")
 _SPACELESS = (  # Thai to Khmer, Japanese, Chinese; and Korean, whose endings are written onto the word
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f"
@@ -53,10 +54,12 @@ def sentences(text: str, *, wrapped: bool = False) -> Iterator[tuple[int, int]]:
     With `wrapped`, a line that goes on in lower case is no end: a document may be broken into lines anywhere.
     """
     start = 0
+    first = _first_word(text, 0)  # looked for once in a sentence, however many dots it has
     for end in _END.finditer(text):
-        if not _is_inside(text, start, end, wrapped):
+        if not _is_inside(text, first, end, wrapped):
             yield from _parts(text, start, end.end())
             start = end.end()
+            first = first if first >= start else _first_word(text, start)
     yield from _parts(text, start, len(text))
 
 
@@ -132,8 +135,14 @@ def _weight(word: str, *, first: bool) -> float:
     return 0.2 if len(word) <= 3 and word.isascii() else 1.0
 
 
+def _first_word(text: str, start: int) -> int:
+    """Return where the white space ends that begins at `start`."""
+    found = _NO_SPACE.search(text, start)
+    return found.start() if found else len(text)
+
+
 def _is_inside(text: str, start: int, end: re.Match[str], wrapped: bool) -> bool:
-    """Return whether what looks like the end of a sentence stands inside of one."""
+    """Return whether what looks like the end of a sentence stands inside of one, whose first word is at `start`."""
     if end[0][0] in "\r\n":
         following = text[end.end() : end.end() + 40].lstrip(" \t")
         return wrapped and following[:1].islower()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from helpers.contract import PLANET, ask
 from helpers.endpoint import KEY, endpoint, problem
 from helpers.loopback import Loopback, chat
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from memagent_integrations import BackendError, Reader, UsageError
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.backends.schemas import strict_schema
+from memagent_integrations.outputs import Output
 from memagent_integrations.records import Message, Prompt
 
 pytestmark = [pytest.mark.heavy, pytest.mark.openai]
@@ -160,3 +161,50 @@ def test_other_failures_are_not_taken_for_these(status: int, message: str) -> No
     server, backend = endpoint(lambda request: problem(status, message))
     with server, pytest.raises(BackendError):
         backend.complete(with_schema())
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+
+
+class Owner(BaseModel):
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+    first: Annotated[Cat, Field(description="The cat that came first.")]
+
+
+class Tree(BaseModel):
+    name: str
+    branches: list[Tree] = []
+
+
+class Pair(BaseModel):
+    pair: tuple[int, str]
+
+
+def test_the_strict_form_has_only_what_openai_takes() -> None:
+    strict = strict_schema(Owner.model_json_schema())
+    assert strict["properties"]["pet"] == {
+        "anyOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+        "title": "Pet",
+    }, "no oneOf, no discriminator"
+    assert strict["properties"]["first"] == {
+        "anyOf": [{"$ref": "#/$defs/Cat"}],
+        "description": "The cat that came first.",
+    }, "a reference stands alone"
+    assert strict_schema(strict) == strict
+    assert strict_schema(Pair.model_json_schema()) is None
+    assert strict_schema({"type": "object", "properties": {"x": {"allOf": [{"type": "string"}]}}}) is None
+
+
+def test_openai_gets_a_class_that_refers_to_itself_as_an_object() -> None:
+    schema = Output(Tree).schema
+    assert "type" not in schema, "it is a reference"
+    sent = OpenAIBackend("gpt-5", api_key=KEY)._request(with_schema(schema))["response_format"]["json_schema"]
+    assert (sent["strict"], sent["name"]) == (True, "Tree")
+    assert (sent["schema"]["type"], sent["schema"]["required"]) == ("object", ["name", "branches"])
+    assert sent["schema"]["properties"]["branches"]["items"] == {"$ref": "#/$defs/Tree"}
+    assert sent["schema"]["$defs"]["Tree"]["additionalProperties"] is False

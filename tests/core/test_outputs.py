@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypedDict
 
 from memagent_integrations import BackendError, UsageError
@@ -167,3 +167,89 @@ VALUES = st.deferred(
 @given(VALUES)
 def test_whatever_fits_a_class_fits_its_schema(value: Anything) -> None:
     assert Output(Anything.model_json_schema()).parse(value.model_dump_json()) == value.model_dump()
+
+
+NESTED = {"type": "object", "properties": {"next": {"$ref": "#"}, "any": {}}}
+
+
+@pytest.mark.parametrize("depth", [100, 900])
+@pytest.mark.parametrize("way", ['{"next": %s}', '{"any": [%s]}'])
+def test_an_answer_that_is_nested_deeply_fits_or_is_a_backend_error(depth: int, way: str) -> None:
+    opening, closing = way.split("%s")
+    text = opening * depth + "{}" + closing * depth
+    if depth == 100:
+        assert Output(NESTED).parse(text)
+        return
+    with pytest.raises(BackendError, match=r"nested too deeply|recursion depth"):
+        Output(NESTED).parse(text)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_is_no_number_of_json_is_refused_by_schemas_and_classes(number: str) -> None:
+    class Share(BaseModel):
+        share: float
+
+    for spec in (Share, Share.model_json_schema()):
+        with pytest.raises(BackendError, match="is no number of JSON"):
+            Output(spec).parse(f'{{"share": {number}}}')
+        with pytest.raises(BackendError, match="share"):
+            Output(spec).parse(f'{{"share": "{number} apples"}}')
+
+
+def test_an_answer_on_which_a_validator_fails_is_a_backend_error() -> None:
+    class Broken(BaseModel):
+        day: int
+
+        @model_validator(mode="before")
+        @classmethod
+        def look(cls, values: Any) -> Any:
+            return {"day": values["month"]}
+
+    assert Output(Broken).parse('{"month": 3}') == Broken.model_construct(day=3)
+    with pytest.raises(BackendError, match="does not fit the schema of output: KeyError: 'month'"):
+        Output(Broken).parse('{"day": 3}')
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"enum": 5}, "'enum' has to be a list of values"),
+        ({"type": "date"}, "'type' is one of object, array"),
+        ({"type": [{}]}, "'type' is one of object, array"),
+        ({"anyOf": {}}, "'anyOf' has to be a list of schemas"),
+        ({"allOf": [3]}, "3 stands where a schema has to"),
+        ({"required": "day"}, "'required' has to be a list of keys"),
+        ({"type": "object", "properties": []}, "'properties' has to be an object of schemas"),
+        ({"type": "object", "properties": {"y": {"items": {"enum": 5}}}}, "'enum' has to be a list"),
+        ({"items": 5}, "'items' has to be a schema"),
+        ({"$ref": "#/$defs/Missing"}, "'#/\\$defs/Missing' refers to what is not in it"),
+        ({"$ref": "https://example.org/day.json"}, "refers to what is not in it"),
+        (None, "None stands where a schema has to"),
+    ],
+)
+def test_a_schema_by_which_no_answer_can_be_checked_is_refused_at_once(part: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Output({"type": "object", "properties": {"x": part}})
+
+
+@pytest.mark.parametrize(
+    ("part", "fits", "not_fitting"),
+    [
+        ({"enum": [1]}, "1", "true"),
+        ({"const": False}, "false", "0"),
+        ({"$ref": "#/$defs/A%20B"}, "1", '"a"'),
+        ({"$ref": "#/$defs/A~1B/anyOf/1"}, "null", "1"),
+        ({"type": "integer", "minimum": 5, "unheard": {"of": "it"}}, "4", "4.5"),
+    ],
+)
+def test_values_and_references_are_those_of_json(part: Any, fits: str, not_fitting: str) -> None:
+    definitions = {"A B": {"type": "integer"}, "A/B": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
+    output = Output({"type": "object", "properties": {"x": part}, "$defs": definitions})
+    assert "x" in output.parse(f'{{"x": {fits}}}')
+    with pytest.raises(BackendError, match=r"the answer\.x"):
+        output.parse(f'{{"x": {not_fitting}}}')
+
+
+def test_a_key_that_a_schema_rules_out_is_refused() -> None:
+    with pytest.raises(BackendError, match=r"the answer\.x is not in the schema"):
+        Output({"type": "object", "properties": {"x": False}}).parse('{"x": 1}')

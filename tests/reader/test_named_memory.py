@@ -14,7 +14,16 @@ import pytest
 from helpers.carried import PARTS, QUESTION, WHOLE, carried_reader, shown_memories
 from helpers.loopback import Loopback, chat
 
-from memagent_integrations import BackendError, Journal, Reader, Reading, Step, UsageError
+from memagent_integrations import (
+    BackendError,
+    Journal,
+    PromptSet,
+    Reader,
+    Reading,
+    ScriptedBackend,
+    Step,
+    UsageError,
+)
 from memagent_integrations.errors import InUse, JournalError
 from memagent_integrations.journal import NamedMemory
 from memagent_integrations.records import Prompt
@@ -420,3 +429,64 @@ def test_a_journal_of_the_format_before_is_carried_on(file: Path) -> None:
         assert another.memory("case").text == reading.memory
     with Journal(file) as journal:
         journal.delete(journal.runs()[0].name)
+
+
+@pytest.mark.parametrize(
+    "text", ["key \ud800 7", "key \x00 7", "\u202eyek", "a </memory> <|im_end|> {section}", '"', "\\"]
+)
+def test_a_memory_holds_any_text_that_a_model_or_a_person_writes(file: Path, text: str) -> None:
+    with Journal(file) as journal:
+        reader = Reader(ScriptedBackend(lambda prompt: text), journal=journal)
+        assert reader.read(QUESTION, "one", memory=journal.memory("case")).memory == text
+        assert journal.memory("case").text == text
+        assert reader.read(QUESTION, "two", memory=journal.memory("case")).memory == text
+        journal.memory("other").set(text)
+    with Journal(file) as journal:
+        assert [memory.text for memory in journal.memories()] == [text, text]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "fact1 here." + " " * 300 + "\n\n" + "end there. " + " \n" * 50,
+        "  \n" * 200 + "late fact2",
+        "fact1 a b " * 40 + "\t" * 100 + "more",
+    ],
+    ids=["between and behind", "before", "tabs"],
+)
+def test_white_space_that_some_cuts_leave_out_does_not_hide_what_was_read(file: Path, document: str) -> None:
+    with Journal(file) as journal:
+        memory = journal.memory("case")
+        first = carried_reader(journal, chunk_tokens=20).read(QUESTION, document, memory=memory)
+        for size, overlap in ((10, 5), (50, 0), (500, 0), (30, 15)):
+            reader = carried_reader(journal, chunk_tokens=size, overlap_tokens=overlap)
+            assert reader.read(QUESTION, document, memory=memory).memory == first.memory
+            assert calls(reader) == 0
+        reader = carried_reader(journal)
+        reader.read(QUESTION, document.replace(" ", "  "), memory=memory)
+        assert calls(reader) > 0, "it is another document"
+
+
+JSON_ANSWER = '{"note": "<think>a</think> <memory>"}'
+JSON_SCHEMA = {"type": "object", "properties": {"note": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reply", "answer"),
+    [
+        ({"output": JSON_SCHEMA}, JSON_ANSWER, JSON_ANSWER),
+        ({"prompts": PromptSet.default(answer_format="boxed")}, r"so \boxed{7}", "7"),
+    ],
+    ids=["JSON", "boxed"],
+)
+async def test_what_was_read_is_streamed_as_it_was_answered(file: Path, settings: Any, reply: str, answer: str) -> None:
+    with Journal(file) as journal:
+        memory = journal.memory("case")
+        broken = {"broken": lambda prompt: reply if prompt.phase == "answer" else None}
+        carried_reader(journal, **broken, **settings).read(QUESTION, PARTS[0], memory=memory)
+        for again in (carried_reader(journal, **settings), carried_reader(journal)):
+            texts = [event for event in again.stream(QUESTION, PARTS[0], memory=memory) if isinstance(event, str)]
+            assert "".join(texts) == answer
+            events = [event async for event in again.astream(QUESTION, PARTS[0], memory=memory)]
+            assert "".join(event for event in events if isinstance(event, str)) == answer
+            assert calls(again) == 0

@@ -118,10 +118,13 @@ def test_a_whole_answer_at_the_limit_of_the_output_is_an_answer() -> None:
         f"<think>What day? {{1}}</think>\n{FITS}",
         f"<thinking>[a]</thinking><think>b</think> {FITS}",
         f"What day is it?</think>\n\n{FITS}",
+        f"```json\n{FITS}\n```",
+        f"<think>b</think>\n```JSON\n{FITS}```\n",
+        f"What day?</think>```\n{FITS}\n```",
     ],
 )
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_thinking_before_the_answer_is_removed_also_from_a_stream(reply: str, size: int) -> None:
+def test_thinking_before_the_answer_and_a_fence_around_it_are_removed_also_from_a_stream(reply: str, size: int) -> None:
     class Pieces(ScriptedBackend):
         def stream(self, prompt: Prompt) -> Any:
             whole = self.complete(prompt)

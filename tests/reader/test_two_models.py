@@ -21,10 +21,12 @@ from memagent_integrations import (
     ScriptedBackend,
     UsageError,
 )
-from memagent_integrations.errors import CallTimeout
+from memagent_integrations.backends import load_backend
+from memagent_integrations.errors import CallTimeout, JournalError
 from memagent_integrations.records import Prompt
 
 DOCUMENT = "Some words of a long document. " * 100  # 700 of the scripted backend's tokens
+KEYED = "openai:gpt-5"
 SIZES: dict[str, Any] = {"chunk_tokens": 200, "memory_tokens": 50}
 
 
@@ -297,3 +299,55 @@ def test_a_changed_reader_keeps_or_takes_another_model_for_the_answer() -> None:
     assert Reader(notes).changed(answer_backend=other).read("Why?", "text").answer_model == "other"
     assert reader.answer_backend is answers
     assert Reader(notes).answer_backend is notes
+
+
+async def test_a_model_that_cannot_be_closed_leaves_nothing_else_open(tmp_path: Path) -> None:
+    class Closable(Named):
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+            if self.name == "noter":
+                raise RuntimeError("the server hangs")
+
+    pair = [Closable(name, []) for name in ("noter", "answerer")]
+    one, other = (Reader(pair[0], answer_model=pair[1], journal=tmp_path / "runs.db") for _ in range(2))
+    with pytest.raises(RuntimeError, match="hangs"):
+        one.close()
+    with pytest.raises(RuntimeError, match="hangs"):
+        await other.aclose()
+    assert [backend.closed for backend in pair] == [2, 2]
+    for reader in (one, other):
+        assert reader.journal is not None
+        with pytest.raises(JournalError, match="closed"):
+            reader.journal.runs()
+
+
+@pytest.mark.parametrize("other", [KEYED, "".join([*KEYED])], ids=["the same text", "an equal text"])
+def test_a_name_given_twice_is_one_model_unless_it_has_other_options(other: str) -> None:
+    options = {"api_key": "none", "temperature": 0.7}
+    reader = Reader(KEYED, answer_model=other, backend_options=options)
+    assert reader.answer_backend is reader.backend
+    assert Reader(KEYED, answer_model=other, backend_options=options, answer_options=dict(options)).answer_backend.name
+    cold = Reader(KEYED, answer_model=other, backend_options=options, answer_options=options | {"temperature": 0.0})
+    assert [cold.backend.identity["temperature"], cold.answer_backend.identity["temperature"]] == [0.7, 0.0]
+
+
+def test_two_models_that_nothing_distinguishes_are_resumed_as_two(tmp_path: Path) -> None:
+    with Loopback(chat(["the answer"])) as server:
+        options = {"base_url": f"{server.url}/v1", "api_key": "none"}
+        backends = [load_backend(KEYED, **options) for _ in range(2)]
+        with Reader(backends[0], answer_model=backends[1], journal=tmp_path / "runs.db") as reader:
+            reader.read("Why?", "text", run="one")
+        with Reader.from_run(tmp_path / "runs.db", "one", backend_options=options, answer_options=options) as reader:
+            assert reader.read("Why?", "text", run="one").answer == "the answer"
+
+
+def test_a_reader_changed_to_one_model_has_one() -> None:
+    notes, answers = noting(), answering()
+    for reader in (
+        Reader(notes).changed(answer_backend=notes),
+        Reader(notes, answer_model=answers).changed(answer_backend=notes),
+        Reader(answers, answer_model=notes).changed(backend=notes),
+    ):
+        assert reader.read("Why?", "text").answer_model is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,6 +14,7 @@ from memagent_integrations.errors import UsageError
 from memagent_integrations.journal.store import Store
 from memagent_integrations.records import Chunk, Reading
 
+_SPACE = re.compile(r"\s")
 _BEGINNING = 200
 """The number of characters by which the documents are found that may be the same."""
 
@@ -31,7 +34,9 @@ class NamedMemory:
     @property
     def text(self) -> str:
         """What the memory holds now; "" if nothing has been read with it."""
-        return str(next((text for (text,) in self._rows("text", "ORDER BY number DESC LIMIT 1")), ""))
+        texts = self._rows("text", "ORDER BY number DESC LIMIT 1")
+        with self._store.errors():
+            return next((str(json.loads(text)) for (text,) in texts), "")
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -98,14 +103,16 @@ class NamedMemory:
 class Search:
     """Looks for a document, chunk after chunk, among those that were read with a named memory for a question.
 
-    The text counts, not how it is cut into chunks. No more is taken of a document than it has in common with one that
-    was read, and a chunk.
+    The text counts, not how it is cut into chunks; of white space, which may be left out of the chunks, only how much
+    there is between two words. No more is taken of a document than it has in common with one that was read, and a
+    chunk.
     """
 
     def __init__(self, store: Store, name: str, question: str) -> None:
         self._store, self._name, self._question = store, name, question
         self._beginning, self._length, self._digest = "", 0, hashlib.sha256()
         self._end = 0  # of the text so far
+        self._space = ""  # at that end: it counts once a word follows
         self._read: list[tuple[str, int, str]] | None = None
 
     def more(self, chunk: Chunk) -> bool:
@@ -130,8 +137,11 @@ class Search:
         _add(self._store, self._name, reading.memory, run, self._beginning_digest(), self._length, digest)
 
     def _add(self, chunk: Chunk) -> None:
-        text = chunk.text[max(self._end - chunk.span.start, 0) :]  # what does not overlap
+        gap, overlap = max(chunk.span.start - self._end, 0), max(self._end - chunk.span.start, 0)
         self._end = chunk.span.end
+        text = self._space + " " * gap + _SPACE.sub(" ", chunk.text[overlap:])
+        self._space = text[len(text.rstrip(" ")) :]
+        text = text.rstrip(" ")
         self._beginning = (self._beginning + text)[:_BEGINNING]
         self._length += len(text)
         self._digest.update(_encoded(text))
@@ -165,7 +175,7 @@ def _rows(store: Store, query: str, *values: Any) -> list[tuple[Any, ...]]:
 def _add(store: Store, name: str, text: str, *document: str | int) -> None:
     with store.writing():
         number = "(SELECT ifnull(max(number) + 1, 0) FROM memory WHERE name = ?)"
-        values = (name, name, text, *(document or (None,) * 4))
+        values = (name, name, json.dumps(text), *(document or (None,) * 4))  # with \\u escapes, as the steps are
         store.write(f"INSERT INTO memory VALUES (?, {number}, ?, ?, ?, ?, ?)", *values)
 
 

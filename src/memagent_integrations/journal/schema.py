@@ -35,5 +35,5 @@ CREATE INDEX memory_beginning ON memory (name, beginning);
 CREATE INDEX memory_run ON memory (run)
 """
 SCHEMA = {2: _RUNS, 3: _MEMORIES}
-"""The tables by the format that brought them. `memory` has a row for each text of a named memory: that of the reading
-`run`, whose document has `length` characters, or of a person (NULL)."""
+"""The tables by the format that brought them. `memory` has a row for each text (as JSON) of a named memory: that of the
+reading `run`, whose document has `length` characters, or of a person (NULL)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
 from copy import copy
 from pathlib import Path
 from typing import Any, Self
@@ -116,17 +117,19 @@ class BaseReader:
 
     def close(self) -> None:
         """Close the backends, and the journal if it was given as a file."""
-        for model in self._setup.models:
-            model.backend.close()
-        if self._opened_journal:
-            self._opened_journal.close()
+        with ExitStack() as closing:  # the others too if one fails
+            if self._opened_journal:
+                closing.callback(self._opened_journal.close)
+            for model in reversed(self._setup.models):
+                closing.callback(model.backend.close)
 
     async def aclose(self) -> None:
         """`close`, async."""
-        for model in self._setup.models:
-            await model.backend.aclose()
-        if self._opened_journal:
-            await asyncio.to_thread(self._opened_journal.close)
+        async with AsyncExitStack() as closing:
+            if self._opened_journal:
+                closing.push_async_callback(asyncio.to_thread, self._opened_journal.close)
+            for model in reversed(self._setup.models):
+                closing.push_async_callback(model.backend.aclose)
 
     def __enter__(self) -> Self:
         return self

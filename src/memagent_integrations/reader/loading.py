@@ -60,7 +60,8 @@ def load_setup(
         prompts=prompts or PromptSet.default(layout=layout or "section-first"),
         model=Model(backend=_loaded(model, backend_options), calls=Calls(limits), window=window),
     )
-    if answer_model is not None and answer_model is not model:
+    same_options = not answer_options or answer_options == backend_options
+    if answer_model is not None and not (answer_model == model and same_options):
         answering = Model(backend=_loaded(answer_model, answer_options), calls=Calls(limits))
         setup = replace(setup, answer_model=answering)
     return replace(setup, output=None if output is None else Output(output))
@@ -85,8 +86,9 @@ def arguments_of_run(
                 f"the run {run} was begun with {name}, a model that was made in Python; go on there: "
                 f"give a Reader with that model the journal, and read with run={run!r}"
             )
-    if answer_model:
-        answer_options = _options_of(settings["answer_backend"]) | dict(answer_options or {})
+    if answer_model:  # a backend of its own, even if nothing distinguishes it from the other
+        options = _options_of(settings["answer_backend"]) | dict(answer_options or {})
+        answer_model, answer_options = load_backend(answer_model, **options), None
     return {
         "model": model,
         "backend_options": _options_of(settings["backend"]) | dict(backend_options or {}),

@@ -341,10 +341,11 @@ class Reader(BaseReader):
         if answer_backend:
             calls = answer_model.calls if answer_model else Calls(self.calls.limits)
             answer_model = Model(backend=answer_backend, calls=calls)
+        model = replace(self._setup.model, **drop_none(backend=backend, window=window))
         reader._setup = replace(
             self._setup,
-            model=replace(self._setup.model, **drop_none(backend=backend, window=window)),
-            answer_model=answer_model,
+            model=model,
+            answer_model=answer_model if answer_model and answer_model.backend is not model.backend else None,
             budgets=replace(self.budgets, **drop_none(**budgets)),
             **drop_none(prompts=prompts),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter as Tally
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -54,15 +55,6 @@ def usage_metadata(usage: Usage) -> UsageMetadata | None:
     return total
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answered:
-    """A reading, the name of the model that answered, and the object that a structured answer is."""
-
-    reading: Reading
-    model: str
-    parsed: Any = None
-
-
 def message_fields(reading: Reading, model: str | None = None) -> dict[str, Any]:
     """Return the usage and the metadata of a message about this reading; `model` is the name of the one that answered.
 
@@ -95,18 +87,25 @@ def _own_name(backend: str) -> str | None:
     return parts[-1] if len(parts) == (3 if parts[0] == "langchain" else 2) else None
 
 
-def to_message(answered: Answered) -> AIMessage:
-    """Return the answer as a message."""
-    return AIMessage(content=answered.reading.answer or "", **_fields(answered))
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """A reading, the name of the model that answered, and the object that a structured answer is."""
 
+    reading: Reading
+    model: str
+    parsed: Any = None
 
-def to_chunk(event: str | Answered) -> AIMessageChunk:
-    """Return a piece of the answer as a message chunk; for the reading, the empty last chunk with usage and details."""
-    if isinstance(event, str):
-        return AIMessageChunk(content=event)
-    return AIMessageChunk(content="", chunk_position="last", **_fields(event))
+    @cached_property
+    def message(self) -> AIMessage:
+        """The answer as a message."""
+        return AIMessage(content=self.reading.answer or "", **self._fields)
 
+    @property
+    def last_chunk(self) -> AIMessageChunk:
+        """The empty chunk that ends a stream of the answer: usage and details."""
+        return AIMessageChunk(content="", chunk_position="last", **self._fields)
 
-def _fields(answered: Answered) -> dict[str, Any]:
-    additional = {} if answered.parsed is None else {"additional_kwargs": {"parsed": answered.parsed}}
-    return additional | message_fields(answered.reading, answered.model)
+    @property
+    def _fields(self) -> dict[str, Any]:
+        additional = {} if self.parsed is None else {"additional_kwargs": {"parsed": self.parsed}}
+        return additional | message_fields(self.reading, self.model)

@@ -25,9 +25,10 @@ from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.backend import ChatModelBackend
 from memagent_integrations.langchain.batches import BatchingReader
 from memagent_integrations.langchain.inputs import ReaderInput, Task, merged, task_of
-from memagent_integrations.langchain.messages import STEP, Answered, step_event, to_chunk, to_message
-from memagent_integrations.langchain.node import Outcome, raw_and_parsed, reader_node
+from memagent_integrations.langchain.messages import STEP, Answered, step_event
+from memagent_integrations.langchain.node import reader_node
 from memagent_integrations.langchain.settings import MEMORY, RUN
+from memagent_integrations.langchain.structured import parsed_of, raw_and_parsed
 from memagent_integrations.langchain.traces import data_without_text
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Plan, Reading, Step
@@ -72,19 +73,19 @@ class MemAgentReader(BatchingReader):
 
     def invoke(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         """Read the document and return the answer."""
-        return self._outcome(input, config, **kwargs)[1]
+        return self._read(input, config, **kwargs).message
 
     async def ainvoke(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         """`invoke`, async."""
-        return (await self._aoutcome(input, config, **kwargs))[1]
+        return (await self._aread(input, config, **kwargs)).message
 
     def reading(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> Reading:
         """Do what `invoke` does, with the same runs, and return the whole `Reading`: answer, memory, steps."""
-        return self._outcome(input, config, **kwargs)[0]
+        return self._read(input, config, **kwargs).reading
 
     async def areading(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> Reading:
         """`reading`, async."""
-        return (await self._aoutcome(input, config, **kwargs))[0]
+        return (await self._aread(input, config, **kwargs)).reading
 
     def plan(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> Plan:
         """Return what reading this input takes, without calling the model; see `Reader.plan`."""
@@ -99,7 +100,7 @@ class MemAgentReader(BatchingReader):
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Iterator[AIMessage]:
             for event in self._events(self._task(input, kwargs), config, whole=False):
-                yield to_chunk(event)
+                yield _chunk(event)
 
         with self.tracing(config) as config:
             chunks = self._transform_stream_with_config(iter([self.traced(input, kwargs)]), read, config)
@@ -116,7 +117,7 @@ class MemAgentReader(BatchingReader):
         ) -> AsyncGenerator[AIMessage]:
             async with aclosing(self._aevents(self._task(input, kwargs), config, whole=False)) as events:
                 async for event in events:
-                    yield to_chunk(event)
+                    yield _chunk(event)
 
         with self.tracing(config) as config:
             chunks = self._atransform_stream_with_config(_achain([self.traced(input, kwargs)]), read, config)
@@ -191,8 +192,8 @@ class MemAgentReader(BatchingReader):
         settings = {name: getattr(self, name) for name in self.model_fields_set - {"loaded"}}
         reader = type(self)(**(settings | {"output": schema}))
         if not include_raw:
-            return reader | RunnableLambda(_parsed_of, name="parsed")
-        return raw_and_parsed(reader._outcome, reader._aoutcome)
+            return reader | RunnableLambda(parsed_of, name="parsed")
+        return raw_and_parsed(reader._read, reader._aread)
 
     def as_tool(self, args_schema: Any = None, **settings: Any) -> BaseTool:
         """Return a tool of LangChain's whose arguments are the question and the context; see also `MemAgentTool`."""
@@ -220,8 +221,8 @@ class MemAgentReader(BatchingReader):
             UsageError: there is no such part; from a run: the state lacks one of the keys.
         """
         return reader_node(
-            self._outcome,
-            self._aoutcome,
+            self._read,
+            self._aread,
             question_key=question_key,
             context_key=context_key,
             memory_key=memory_key,
@@ -229,30 +230,32 @@ class MemAgentReader(BatchingReader):
             parts=parts,
         )
 
-    def _outcome(self, input: Any, config: RunnableConfig | None = None, **bound: Any) -> Outcome:
-        outcomes: list[Outcome] = []
+    def _read(self, input: Any, config: RunnableConfig | None = None, **bound: Any) -> Answered:
+        """Read in a run whose output is the message; return what the message was made of."""
+        results: list[Answered] = []
 
         def read(_: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
             *_, answered = self._events(self._task(input, bound), config, whole=True)
-            outcomes.append((answered.reading, to_message(answered)))
-            return outcomes[0][1]
+            results.append(answered)
+            return results[0].message
 
         with self.tracing(config) as config:
             self._call_with_config(read, self.traced(input, bound), config)
-        return outcomes[0]
+        return results[0]
 
-    async def _aoutcome(self, input: Any, config: RunnableConfig | None = None, **bound: Any) -> Outcome:
-        outcomes: list[Outcome] = []
+    async def _aread(self, input: Any, config: RunnableConfig | None = None, **bound: Any) -> Answered:
+        """`_read`, async."""
+        results: list[Answered] = []
 
         async def read(_: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> AIMessage:
             async with aclosing(self._aevents(self._task(input, bound), config, whole=True)) as events:
                 *_, answered = [event async for event in events]
-            outcomes.append((answered.reading, to_message(answered)))
-            return outcomes[0][1]
+            results.append(answered)
+            return results[0].message
 
         with self.tracing(config) as config:
             await self._acall_with_config(read, self.traced(input, bound), config)
-        return outcomes[0]
+        return results[0]
 
     def _task(self, input: Any, bound: Mapping[str, Any]) -> Task:
         return task_of(input, bound, self.names())
@@ -322,8 +325,8 @@ def _beginning(reader: Reader, task: Task, config: RunnableConfig) -> dict[str, 
     return {"run": run, "memory": reader.journal.memory(name)}
 
 
-def _parsed_of(message: AIMessage) -> Any:
-    return message.additional_kwargs["parsed"]
+def _chunk(event: str | Answered) -> AIMessageChunk:
+    return AIMessageChunk(content=event) if isinstance(event, str) else event.last_chunk
 
 
 def _after(first: Any, rest: Generator[Any]) -> Iterator[Any]:

@@ -450,7 +450,8 @@ async def test_complaint_04_an_error_never_replaces_a_history_langchain(on_failu
     """langchain #38867."""
     model = AgentModel()
     folding = middleware(
-        ScriptedBackend([BackendError("Error generating summary"), "They greet."]), on_failure=on_failure
+        ScriptedBackend([BackendError("Error generating summary", retryable=True), "They greet."]),
+        on_failure=on_failure,
     )
     agent = create_agent(model, middleware=[folding], checkpointer=InMemorySaver())
     for text in ("one", "two", "three"):

@@ -43,6 +43,7 @@ CORE: dict[str, set[str] | None] = {
     "places": {"Place"},
     "prompts": {"PromptSet", "Template"},
     "reader": {"Reader"},
+    "reader.folding": {"PassedOver", "TRIES", "afold", "fold", "is_about_the_section"},
     "reader.position": {"Position"},
     "reader.running": {"AsyncProgress", "Progress"},
     "reader.unanswered": {"Unanswered"},

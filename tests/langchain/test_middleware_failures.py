@@ -137,7 +137,7 @@ async def test_what_is_passed_over_is_in_no_trace() -> None:
     folding = Folding(reader, "Why?", f"The {BAD} word.", traced="x")
     notes = folding.take({"callbacks": [collector]})
     assert (await folding.atake()).text == notes.text == ""
-    assert [section["text"] for section in folding.passed_over] == [f"The {BAD} word."]
+    assert [section.text for section in folding.passed_over] == [f"The {BAD} word."]
     assert BAD not in str(notes)
     (run,) = collector.traced_runs
     assert BAD not in str(run.outputs)

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Literal, NotRequired, cast
 
 from langchain_core.messages import (
@@ -20,12 +21,14 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.runtime import Runtime
+from typing_extensions import TypedDict
 
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.conversation import MEMORY_TEMPLATE, QUESTION, render_memory, transcript
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
-from memagent_integrations.langchain.folding import Folding, PassedOver
+from memagent_integrations.langchain.folding import Folding
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
+from memagent_integrations.reader.folding import PassedOver
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
@@ -34,11 +37,18 @@ except ImportError as error:
 _log = logging.getLogger(__name__)
 
 
+class Missing(TypedDict):
+    """A section of old messages that is not in the memory: its text, and what is wrong with it."""
+
+    text: str
+    reason: str
+
+
 class MemoryState(AgentState[Any]):
     """The state of an agent, with the memory of the messages that were removed, and what of them is not in it."""
 
     memory: NotRequired[str]
-    passed_over: NotRequired[list[PassedOver]]
+    passed_over: NotRequired[list[Missing]]
 
 
 class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
@@ -251,6 +261,9 @@ def _update(
     """Return the state's update: the new memory, what is not in it, and the removal of the folded messages."""
     update = {"memory": str(notes.text), "messages": [RemoveMessage(id=str(message.id)) for message in old]}
     for section in passed_over:
-        size, reason = len(section["text"]), section["reason"]
-        _log.warning("a section of old messages (%s characters) is not in the memory: %s", size, reason)
-    return update | ({"passed_over": [*(state.get("passed_over") or ()), *passed_over]} if passed_over else {})
+        _log.warning(
+            "a section of old messages (%s characters) is not in the memory: %s", len(section.text), section.reason
+        )
+    return update | (
+        {"passed_over": [*(state.get("passed_over") or ()), *map(asdict, passed_over)]} if passed_over else {}
+    )

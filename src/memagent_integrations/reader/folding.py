@@ -1,9 +1,18 @@
-"""What it takes to fold a text that is thrown away afterwards: no section of it may hold up the others."""
+"""Fold a text into a memory, section by section: one that fails for good is passed over, and holds up nothing."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, NoMemory
 from memagent_integrations.reader.base import BaseReader
+from memagent_integrations.reader.reader import Reader
+from memagent_integrations.reader.running import AsyncProgress, Progress
+from memagent_integrations.records import Chunk, Reading, Step
 
 TRIES = 3
 """How often a section is read before the model's failing to write a memory of it counts."""
@@ -26,3 +35,105 @@ def _budgets_fit(reader: BaseReader, question: str) -> bool:
     except ContextOverflow:
         return False
     return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassedOver:
+    """A section that is not in the memory: its text, and what is wrong with it."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folded:
+    """A text in a memory: a reading without an answer, and the sections that are not in its memory."""
+
+    reading: Reading
+    passed_over: tuple[PassedOver, ...]
+
+
+def fold(reader: Reader, question: str, document: Any, *, memory: str = "", progress: Progress | None = None) -> Folded:
+    """Return a memory that each section of the document is in, or else passed over.
+
+    `Reader.memorize` for a text that is thrown away afterwards. A section is passed over if it was withheld by a
+    content filter, left no memory in three tries, or failed for good.
+
+    Raises:
+        MemAgentError: a failure that may pass, or one that any section would have.
+    """
+    folding = _Fold(reader, question, reader.chunks(document), memory)
+    while part := folding.next_part():
+        try:
+            folding.take(reader.memorize(question, **part, strict=True, progress=progress))
+        except MemAgentError as error:
+            folding.fail(error)
+    return folding.folded()
+
+
+async def afold(
+    reader: Reader, question: str, document: Any, *, memory: str = "", progress: AsyncProgress | None = None
+) -> Folded:
+    """`fold`, async."""
+    chunks = await asyncio.to_thread(lambda: list(reader.chunks(document)))
+    folding = _Fold(reader, question, chunks, memory)
+    while part := folding.next_part():
+        try:
+            folding.take(await reader.amemorize(question, **part, strict=True, progress=progress))
+        except MemAgentError as error:
+            await asyncio.to_thread(folding.fail, error)
+    return folding.folded()
+
+
+class _Fold:
+    """What is folded so far, and what waits."""
+
+    def __init__(self, reader: Reader, question: str, chunks: Iterable[Chunk], memory: str) -> None:
+        self._reader, self._question, self._memory = reader, question, memory
+        self._waiting, self._number, self._tries = deque(chunks), 0, 0
+        self._steps: list[Step] = []
+        self._passed_over: list[PassedOver] = []
+
+    def next_part(self) -> dict[str, Any] | None:
+        """Return the arguments of `Reader.memorize` for the next section; None if all are done."""
+        if not self._waiting:
+            return None
+        return {"document": self._waiting[0], "memory": self._memory, "first": self._number}
+
+    def take(self, reading: Reading) -> None:
+        """Take the reading of the section."""
+        self._steps += reading.steps
+        self._memory = reading.memory
+        withheld = reading.steps[-1].outcome == "kept"
+        self._done("the server's content filter withheld the memory" if withheld else None)
+
+    def fail(self, error: MemAgentError) -> None:
+        """Take the failure of the section, which is tried again, or passed over.
+
+        Raises:
+            MemAgentError: the failure, if it may pass, or if every section would have it.
+        """
+        self._steps += error.reading.steps if error.reading else ()
+        self._tries += 1
+        if not is_about_the_section(error, self._reader, self._question):
+            raise error
+        if self._tries == TRIES or not isinstance(error, NoMemory):
+            self._done(str(error))
+
+    def folded(self) -> Folded:
+        """Return what is folded."""
+        reading = Reading(
+            question=self._question,
+            answer="",
+            memory=self._memory,
+            steps=tuple(self._steps),
+            model=self._reader.backend.name,
+            budgets=self._reader.budgets,
+        )
+        return Folded(reading=reading, passed_over=tuple(self._passed_over))
+
+    def _done(self, problem: str | None) -> None:
+        section = self._waiting.popleft()
+        self._number, self._tries = self._number + 1, 0
+        if problem:
+            self._passed_over.append(PassedOver(text=section.text, reason=problem))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from memagent_integrations.errors import UsageError
+from memagent_integrations.errors import QuestionError, UsageError
 
 MOST = 2**31 - 1
 """The largest number that every tokenizer and server accepts."""
@@ -57,6 +57,16 @@ def check_number(least: float = 0, most: float = math.inf, **settings: float) ->
         if not is_number or not least <= value <= most:
             bound = "" if most == math.inf else f" and at most {most}"
             raise UsageError(f"{name} has to be a number of at least {least}{bound}, not {_short_repr(value)}")
+
+
+def check_question(question: Any) -> None:
+    """Check that a question is a text that is not empty.
+
+    Raises:
+        QuestionError: it is not.
+    """
+    if not isinstance(question, str) or not question.strip():
+        raise QuestionError("the question is empty")
 
 
 def check_names(names: Iterable[str], known: Collection[str]) -> None:

@@ -27,6 +27,8 @@ Template = str | tuple[Message, ...]
 
 NO_CHANGE = "NO CHANGE"
 EMPTY = "(empty: nothing noted yet)"
+PLACEHOLDERS = ("question", "memory", "section", "words")
+"""What may stand in a template, between braces."""
 MARGIN = 16
 """Tokens that a prompt may have on top of the sum of its parts, because tokens change where two texts meet."""
 
@@ -266,7 +268,7 @@ _SAYS_NO_CHANGE = (
 )
 # a reply that is nothing but a remark about the memory
 _REMARK = re.compile(rf"\W*(?:{_SAYS_NO_CHANGE})(?:[\s:;,.]+(?:{_SAYS_NO_CHANGE})){{0,2}}\W*", re.IGNORECASE)
-_PLACEHOLDER = re.compile(r"\{(question|memory|section|words)\}")
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}")
 THINKING_TAGS = {"<think>": "</think>", "<thinking>": "</thinking>"}
 _LEADING_THINKING = re.compile(r"(?:\s*<(think(?:ing)?)>.*?(?:</\1>|\Z))+", re.DOTALL)
 _FENCE = re.compile(r"```(?:json)?\s*(?=[{\[])(?=.*```\Z)", re.DOTALL | re.IGNORECASE)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from memagent_integrations.backends.failures import is_withheld, translated
-from memagent_integrations.errors import BackendError
+from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.records import Reply, Usage
 
 _FINISH_REASONS = {
@@ -38,6 +38,9 @@ _FINISH_REASONS = {
     }.items()
     for name in names
 }
+
+REASON_FIELDS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "finishReason")
+"""The fields in which servers say why a model stopped."""
 
 
 class ReplyBuilder:
@@ -98,3 +101,23 @@ def finish_reason(value: Any) -> str | None:
         return None
     name = str(getattr(value, "value", value)).lower()
     return _FINISH_REASONS.get(name, name)
+
+
+def is_blocked(block_reason: Any) -> bool:
+    """Return whether Gemini's or Vertex AI's server blocked a prompt: an enum, its name or its number says why."""
+    name = str(getattr(block_reason, "name", block_reason) or "")
+    return bool(name) and not name.endswith("UNSPECIFIED") and name != "0"
+
+
+def refused_argument(error: Exception, name: str) -> UsageError | None:
+    """Return the error for an argument that the client of the model `name` does not take; None for another error."""
+    if not (isinstance(error, TypeError) and "unexpected keyword argument" in str(error)):
+        return None
+    advice = "check limit_parameter, and what is bound to the model"
+    return UsageError(f"{name} does not take what it was passed: {error}; {advice}")
+
+
+def unusable_answer(error: Exception, name: str) -> BackendError:
+    """Return the failure for an answer of the model `name` that its client could not read."""
+    what = f"{type(error).__name__}: {error}"[:300]
+    return BackendError(f"{name} sent no usable answer: {what}", retryable=True)

@@ -23,7 +23,7 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.runtime import Runtime
 from typing_extensions import TypedDict
 
-from memagent_integrations.checks import check_int, drop_none
+from memagent_integrations.checks import check_int, check_question, drop_none
 from memagent_integrations.conversation import MEMORY_TEMPLATE, QUESTION, render_memory, transcript
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
 from memagent_integrations.langchain.folding import Folding
@@ -97,8 +97,7 @@ class MemAgentMiddleware(AgentMiddleware[MemoryState, Any]):
                 f"keep_tokens has to be below budget_tokens ({budget_tokens}), not {keep_tokens}: "
                 "else each turn folds a message"
             )
-        if not isinstance(question, str) or not question.strip():
-            raise UsageError("the question is empty")
+        check_question(question)
         if not callable(token_counter):
             raise UsageError("token_counter has to be a function that counts the tokens of messages")
         if not isinstance(memory_template, str) or "{memory}" not in memory_template:

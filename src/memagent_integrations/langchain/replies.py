@@ -13,11 +13,17 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.ai import UsageMetadata, add_usage
 from pydantic import BaseModel, ValidationError
 
-from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
+from memagent_integrations.backends.replies import (
+    REASON_FIELDS,
+    ReplyBuilder,
+    finish_reason,
+    is_blocked,
+    refused_argument,
+    unusable_answer,
+)
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.records import Reply, Usage
 
-_REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "finishReason")
 _NAMES = ("model_name", "model", "model_id")
 _ANSWER_CODE = re.compile(r"langchain_core\.(?:language_models|messages|outputs)\b|langchain_(?!core|classic|text_)\w+")
 """Modules that take a server's answer apart: a lookup that fails in one of them is about the answer."""
@@ -40,11 +46,10 @@ class MessageReply(ReplyBuilder):
             with super().call(name, secrets=secrets):
                 yield
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
-                advice = "check limit_parameter, and what is bound to the model"
-                raise UsageError(f"{name} does not take what it was passed: {error}; {advice}") from error
+            if refusal := refused_argument(error, name):
+                raise refusal from error
             if _is_about_the_answer(error):
-                raise BackendError(f"{name} sent no usable answer: {_short(error)}", retryable=True) from error
+                raise unusable_answer(error, name) from error
             raise
 
     def add(self, part: Any) -> str:
@@ -125,17 +130,16 @@ def _is_refusal(block: Mapping[str, Any]) -> bool:
 def _is_blocked(metadata: Mapping[str, Any]) -> bool:
     """Return whether Gemini, Vertex AI or a guardrail of Bedrock blocked the prompt or the answer."""
     feedback = metadata.get("prompt_feedback")
-    reason = feedback.get("block_reason") if isinstance(feedback, Mapping) else None
-    name = str(getattr(reason, "name", reason) or "")
-    blocked = bool(name) and not name.endswith("UNSPECIFIED") and name != "0"
-    return (
-        blocked or metadata.get("is_blocked") is True or metadata.get("amazon-bedrock-guardrailAction") == "INTERVENED"
-    )
+    if isinstance(feedback, Mapping) and is_blocked(feedback.get("block_reason")):
+        return True
+    return metadata.get("is_blocked") is True or metadata.get("amazon-bedrock-guardrailAction") == "INTERVENED"
 
 
 def _finish_reason(metadata: Mapping[str, Any]) -> str | None:
     details = metadata.get("incomplete_details")  # OpenAI's Responses API
-    told = [metadata.get(name) for name in _REASONS] + [details.get("reason") if isinstance(details, Mapping) else None]
+    told = [metadata.get(name) for name in REASON_FIELDS] + [
+        details.get("reason") if isinstance(details, Mapping) else None
+    ]
     told.append("stop" if metadata.get("status") == "completed" else None)
     # a stream of ChatBedrockConverse has lists
     reasons = [finish_reason(reason[-1] if isinstance(reason, list) else reason) for reason in told if reason]
@@ -158,7 +162,3 @@ def _is_about_the_answer(error: Exception) -> bool:
         return bool(_ANSWER_PARTS.search(error.title))
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return bool(_ANSWER_CODE.match(frame.f_globals.get("__name__", "")))
-
-
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:300]

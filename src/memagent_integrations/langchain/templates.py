@@ -8,10 +8,9 @@ from langchain_core.messages import BaseMessage
 from langchain_core.prompts import BasePromptTemplate, StringPromptTemplate
 
 from memagent_integrations.errors import UsageError
-from memagent_integrations.prompts import Template
+from memagent_integrations.prompts import PLACEHOLDERS, Template
 from memagent_integrations.records import Message, Role
 
-_PLACEHOLDERS = ("question", "memory", "section", "words")
 _ROLES: dict[str, Role] = {"system": "system", "human": "user", "ai": "assistant"}
 
 
@@ -27,8 +26,8 @@ def template_of(template: str | BasePromptTemplate[Any], name: str) -> Template:
     """
     if isinstance(template, str):
         return template
-    if unknown := sorted(set(template.input_variables) - set(_PLACEHOLDERS)):
-        known = ", ".join(f"{{{placeholder}}}" for placeholder in _PLACEHOLDERS)
+    if unknown := sorted(set(template.input_variables) - set(PLACEHOLDERS)):
+        known = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
         raise UsageError(f"{name} has the variable {unknown[0]!r}; fill it with partial(...): it may have {known}")
     try:
         value = template.format_prompt(**{name: f"{{{name}}}" for name in template.input_variables})

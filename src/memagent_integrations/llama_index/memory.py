@@ -13,6 +13,7 @@ from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.utils import get_tokenizer
 from pydantic import Field, PrivateAttr
 
+from memagent_integrations.checks import check_question
 from memagent_integrations.conversation import QUESTION, transcript
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
 from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
@@ -83,8 +84,7 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
             raise UsageError("a conversation is not recorded in a journal; keep the block's model_dump")
         if settings.get("answer_llm") is not None or settings.get("output_cls") is not None:
             raise UsageError("a memory block answers nothing; answer_llm and output_cls are for a query engine")
-        if not isinstance(question, str) or not question.strip():
-            raise UsageError("the question is empty")
+        check_question(question)
         fields: dict[str, Any] = {"question": question, "name": name, "description": description, "priority": priority}
         fields |= {"accept_short_term_memory": accept_short_term_memory, "memory": memory, "pending": pending}
         fields["reader"] = reader_over(llm, tokenizer, **settings)

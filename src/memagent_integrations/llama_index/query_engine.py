@@ -17,7 +17,7 @@ from llama_index.core.prompts.mixin import PromptDictType, PromptMixinType
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import Document, NodeWithScore, QueryBundle, QueryType
 
-from memagent_integrations.checks import check_int
+from memagent_integrations.checks import check_int, check_question
 from memagent_integrations.documents import is_async, is_one_shot
 from memagent_integrations.errors import UsageError
 from memagent_integrations.llama_index.index import WholeIndex
@@ -284,6 +284,5 @@ class MemAgentQueryEngine(BaseQueryEngine):
 def _bundle(query: QueryType) -> QueryBundle:
     """Return the query, unless it is empty: a retriever does not get such a one."""
     bundle = QueryBundle(query) if isinstance(query, str) else query
-    if not bundle.query_str.strip():
-        raise UsageError("the question is empty")
+    check_question(bundle.query_str)
     return bundle

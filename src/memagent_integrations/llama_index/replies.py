@@ -10,11 +10,17 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse, ThinkingBlock
 from pydantic import BaseModel, ValidationError
 
-from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
-from memagent_integrations.errors import BackendError, UsageError
+from memagent_integrations.backends.replies import (
+    REASON_FIELDS,
+    ReplyBuilder,
+    finish_reason,
+    is_blocked,
+    refused_argument,
+    unusable_answer,
+)
+from memagent_integrations.errors import BackendError
 from memagent_integrations.records import Reply, Usage
 
-_REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "finishReason")
 _EARLY = re.compile(r"terminated early: (\w+)")
 """What the classes for Gemini raise, in place of the text until then."""
 
@@ -58,14 +64,13 @@ class LLMReply(ReplyBuilder):
 
         An empty list of choices is an IndexError in most integrations, an absent field a KeyError or about None.
         """
-        message = f"{type(error).__name__}: {error}"[:300]
         if isinstance(error, ValidationError):  # of a structured answer, or of LlamaIndex's own events
             reasons = (f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
             return UnfitAnswer(f"what it said is no {error.title}: {'; '.join(reasons)}")
-        if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
-            return UsageError(f"{name} does not take what it was passed: {error}; check limit_parameter")
+        if refusal := refused_argument(error, name):
+            return refusal
         if isinstance(error, LookupError) or "NoneType" in str(error) or "no candidates" in str(error):
-            return BackendError(f"{name} sent no usable answer: {message}", retryable=True)
+            return unusable_answer(error, name)
         # LlamaIndex raises such a ValueError when there was no JSON, or no tool call
         if self._output and (type(error) is ValueError or str(error).startswith("StructuredLLM expected")):
             return UnfitAnswer(f"what it said is no {self._output.__name__}: {error}")
@@ -173,7 +178,7 @@ def _finish_reason(response: ChatResponse | CompletionResponse) -> str | None:
     raw = response.raw
     whole = field(raw, "response")  # of the last event of OpenAI's Responses API
     holders = (_choice(raw), raw, field(raw, "delta", "messageStop"), whole, *_extras(response))
-    reason = _first(holders, *_REASONS)
+    reason = _first(holders, *REASON_FIELDS)
     return finish_reason(reason or _first((field(each, "incomplete_details") for each in (raw, whole)), "reason"))
 
 
@@ -188,9 +193,7 @@ def _is_refused(response: ChatResponse | CompletionResponse) -> bool:
     parts = (part for item in items if not isinstance(items, str) for part in field(item, "content") or ())
     if any(field(part, "type") == "refusal" for part in parts):
         return True
-    blocked = _first((raw, field(raw, "prompt_feedback", "promptFeedback")), "block_reason", "blockReason")
-    name = str(getattr(blocked, "name", blocked) or "")
-    return bool(name) and not name.endswith("UNSPECIFIED") and name != "0"
+    return is_blocked(_first((raw, field(raw, "prompt_feedback", "promptFeedback")), "block_reason", "blockReason"))
 
 
 def _reasoning(response: ChatResponse | CompletionResponse) -> str:

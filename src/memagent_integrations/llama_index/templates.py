@@ -12,10 +12,9 @@ from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, Pro
 from memagent_integrations.backends import Backend
 from memagent_integrations.errors import UsageError
 from memagent_integrations.llama_index.backend import LLMBackend
-from memagent_integrations.prompts import Template
+from memagent_integrations.prompts import PLACEHOLDERS, Template
 from memagent_integrations.records import Message, Phase, Role
 
-_OURS = ("question", "memory", "section", "words")
 _THEIRS: dict[Phase, dict[str, str]] = {  # what LlamaIndex's own templates call our placeholders
     "memory": {
         "query_str": "question",
@@ -65,7 +64,8 @@ def from_llama_index(template: Any, phase: Phase, backend: Backend) -> Template:
     llm = None
     if isinstance(template, SelectorPromptTemplate) and isinstance(backend, LLMBackend):
         llm = backend.llm
-    names = {name: ours for name, ours in _names(phase).items() if name not in template.kwargs}
+    known = {name: name for name in PLACEHOLDERS} | _THEIRS[phase]
+    names = {name: ours for name, ours in known.items() if name not in template.kwargs}
     messages = _formatted(template, names, _placeholder, llm)
     if [_put_back(message) for message in _formatted(template, names, _long_text, llm)] != messages:
         raise UsageError(
@@ -75,10 +75,6 @@ def from_llama_index(template: Any, phase: Phase, backend: Backend) -> Template:
     if len(messages) == 1 and messages[0].role == "user":
         return messages[0].content
     return tuple(messages)
-
-
-def _names(phase: Phase) -> dict[str, str]:
-    return {name: name for name in _OURS} | _THEIRS[phase]
 
 
 def _placeholder(name: str) -> str:
@@ -92,7 +88,7 @@ def _long_text(name: str) -> str:
 
 def _put_back(message: Message) -> Message:
     content = message.content
-    for name in _OURS:
+    for name in PLACEHOLDERS:
         content = content.replace(_long_text(name), _placeholder(name))
     return Message(role=message.role, content=content)
 

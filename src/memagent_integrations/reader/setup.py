@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memagent_integrations.checks import check_question
 from memagent_integrations.chunking import Chunker, achunks, chunks
 from memagent_integrations.documents import apieces, is_async, pieces
 from memagent_integrations.drivers import AsyncChunks
@@ -84,8 +85,7 @@ class Setup:
             QuestionError: the question is empty, or longer than its budget.
             ContextOverflow: the budgets do not fit the window.
         """
-        if not isinstance(question, str) or not question.strip():
-            raise QuestionError("the question is empty")
+        check_question(question)
         budgets, tokens = self.budgets, self.count(question)
         if tokens > budgets.question_tokens:
             raise QuestionError(

@@ -99,13 +99,7 @@ def test_a_bar_on_a_terminal(server: Loopback, document: Path) -> None:
     arguments = ("read", "-q", QUESTION, document, *at(server), *CHUNKED, "--stream")
     running = process(*arguments, stderr=end, env=environment)
     os.close(end)
-    shown = b""
-    try:
-        while block := os.read(terminal, 1 << 16):
-            shown += block
-    except OSError:  # the other end is closed: a terminal reports that as an error
-        pass
-    os.close(terminal)
+    shown = written_to(terminal)
     out, _ = running.communicate(timeout=60)
     assert out == b"It is 7319.\n"
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
@@ -113,6 +107,54 @@ def test_a_bar_on_a_terminal(server: Loopback, document: Path) -> None:
     assert f"chunk 1 of {CHUNKS}" in text
     assert "tokens/s" in text
     assert f"in {CHUNKS + 1} calls" in text.splitlines()[-1]
+
+
+def written_to(terminal: int) -> bytes:
+    """All that is written to a terminal until its other end is closed."""
+    shown = b""
+    try:
+        while block := os.read(terminal, 1 << 16):
+            shown += block
+    except OSError:  # the other end is closed: a terminal reports that as an error
+        pass
+    os.close(terminal)
+    return shown
+
+
+@pytest.mark.parametrize("options", [(), ("--stream",), ("--json",)])
+def test_an_answer_sends_no_commands_to_a_terminal_and_is_as_it_is_elsewhere(
+    document: Path, options: tuple[str, ...]
+) -> None:
+    answer = "It is \x1b[31m7319\x9b2J, \u0645\u06cc\u200c\u062f\u0627\u0646\u0645."
+    with Loopback(chat([answer])) as server:
+        arguments = ("read", "-q", QUESTION, document, *at(server), "--quiet", *options)
+        terminal, end = pty.openpty()
+        running = process(*arguments, stdout=end)
+        os.close(end)
+        shown = written_to(terminal).decode()
+        running.communicate(timeout=60)
+        assert not {"\x1b", "\x9b"} & set(shown)
+        assert "7319" in shown
+        assert answer[-8:] in shown, "joiners of letters are no commands"
+        if "--json" not in options:
+            assert run(*arguments).stdout == f"{answer}\n"
+
+
+def test_an_error_sends_no_commands_to_a_terminal(tmp_path: Path) -> None:
+    done = run("read", "-q", QUESTION, tmp_path / "a\x1b[31m.txt", "--model", "openai:tiny")
+    assert "there is no such file" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_what_is_wrong_with_the_start_is_found_before_the_server_is_asked(server: Loopback, document: Path) -> None:
+    journal = ("--journal", document.parent / "runs.db")
+    done = run("read", "-q", QUESTION, document, *at(server), *journal, "--memory", "")
+    assert "1 to 200 printable characters" in done.stderr
+    done = run("read", "-q", QUESTION, document, *at(server), "--memory-text", "-", stdin=b"\xff\xfe")
+    assert "not UTF-8" in done.stderr
+    done = run("read", "-q", QUESTION, document, *at(server), "--answer-base-url", "http://127.0.0.1:9/v1")
+    assert "--answer-base-url is the address of --answer-model" in done.stderr
+    assert not server.requests
 
 
 # ---- what goes in

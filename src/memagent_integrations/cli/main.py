@@ -21,7 +21,7 @@ from memagent_integrations.cli.memories import memories_app
 from memagent_integrations.cli.models import models_app
 from memagent_integrations.cli.read import read, resume
 from memagent_integrations.cli.runs import runs_app
-from memagent_integrations.cli.streams import Terminated, abandon, best_effort_stderr, sigterm_raises
+from memagent_integrations.cli.streams import Terminated, abandon, best_effort_stderr, printable, sigterm_raises
 from memagent_integrations.cli.train import train_app
 from memagent_integrations.cli.view import make_page, serve_journal
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, RunPaused, UsageError
@@ -58,7 +58,7 @@ class Commands(TyperGroup):
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"memagent: {' '.join(message.split())}", err=True)
+    typer.echo(f"memagent: {printable(' '.join(message.split()))}", err=True)  # it may quote a file's name or a server
     raise typer.Exit(code)
 
 

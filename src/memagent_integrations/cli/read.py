@@ -22,7 +22,7 @@ from memagent_integrations.cli import models, options
 from memagent_integrations.cli.cited import cited
 from memagent_integrations.cli.progress import ReadingProgress
 from memagent_integrations.cli.runs import is_part_of, open_journal
-from memagent_integrations.cli.streams import STDIN, stdin_text, text_given
+from memagent_integrations.cli.streams import STDIN, stdin_text, text_given, write
 from memagent_integrations.cli.watch import WatchedReading
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
 from memagent_integrations.prompts import PromptSet
@@ -168,6 +168,8 @@ def read(
     """Read FILE... for a question and write the answer to standard output."""
     output = Output(stream=stream, citations=citations, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
     _check(files, output, plan=plan, journal_file=journal)
+    if answer_base_url is not None and answer_model is None:
+        raise UsageError("--answer-base-url is the address of --answer-model; give that too")
     start = Start(run=run, memory=memory, text=memory_text)
     start.check(files, journal)
     make_reader = partial(
@@ -301,7 +303,7 @@ def _answer(
             reading.save(output.trace)
     finally:
         if not output.stream:
-            typer.echo(reading.to_json() if output.as_json else reading.answer)
+            write(reading.to_json() if output.as_json else reading.answer or "")
         if output.citations and not output.as_json:  # JSON holds them anyway
             typer.echo("\n".join(["", *cited(reading, files)]))
 
@@ -316,9 +318,9 @@ def _read(
         steps.append(step)
         progress.step(step)
 
+    arguments = start.arguments(reader)
     rereadable = all(file != STDIN and Path(file).is_file() for file in files)  # a pipe can be read only once
     progress.begin(reader.plan(question, _document(files)) if rereadable and not progress.quiet else None)
-    arguments = start.arguments(reader)
     try:
         if output.stream:
             return _stream(reader.stream(question, _document(files), **arguments), progress, on_step)
@@ -354,7 +356,7 @@ def _stream(
             if not answering:
                 progress.stop()  # the answer has the terminal from here
                 answering = True
-            typer.echo(event, nl=False)
+            write(event, newline=False)
     raise AssertionError("a stream ends with a reading")
 
 

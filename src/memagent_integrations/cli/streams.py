@@ -13,17 +13,27 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 from unicodedata import category
 
+import typer
+
 from memagent_integrations.errors import UsageError
 
 STDIN = "-"
 """What stands for standard input in place of a file or a text."""
 
+_HARMLESS = "\n\t\u200c\u200d"  # Persian, Indic scripts and emoji are written with joiners
+
 
 def printable(text: str) -> str:
     """Return the text with U+FFFD in place of what a terminal would take for a command."""
     return "".join(
-        char if char.isprintable() or char in "\n\t" or category(char) == "Zs" else "\ufffd" for char in text
+        char if char.isprintable() or char in _HARMLESS or category(char) == "Zs" else "\ufffd" for char in text
     )
+
+
+def write(text: str, *, newline: bool = True) -> None:
+    """Write a model's text to standard output: `printable` to a terminal, unchanged elsewhere."""
+    # color: else what looks like colours would be taken out
+    typer.echo(printable(text) if sys.stdout.isatty() else text, nl=newline, color=True)
 
 
 def stdin_text() -> Iterator[str]:

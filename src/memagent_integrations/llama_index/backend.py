@@ -25,6 +25,9 @@ from memagent_integrations.backends.failures import translated
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.llama_index import llms, structured
+from memagent_integrations.llama_index.identity import secrets_of, settings_of
+from memagent_integrations.llama_index.limits import limited, streams_usage, window_of
+from memagent_integrations.llama_index.rendering import chat_messages, completion_prompt, template_text
 from memagent_integrations.llama_index.replies import LLMReply, aclosable, closable
 from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.tokens import Counter, estimated, load_counter
@@ -109,8 +112,8 @@ class LLMBackend(Backend):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """A digest of the LLM's settings and templates, without memory addresses; see `llms.settings_of`."""
-        settings = json.dumps(llms.settings_of(self.llm), sort_keys=True)
+        """A digest of the LLM's settings and templates, without memory addresses; see `identity.settings_of`."""
+        settings = json.dumps(settings_of(self.llm), sort_keys=True)
         return {"settings": digest(re.sub(r"0x[0-9a-f]+", "", settings))}
 
     @property
@@ -119,7 +122,7 @@ class LLMBackend(Backend):
         if self._window:
             return self._window
         llm = self.llm
-        window = llms.window_of(llm, self._metadata(llm))
+        window = window_of(llm, self._metadata(llm))
         if window is None:
             self._warn(f"{self.name} does not know its context window: pass window=...; 8,192 tokens are assumed")
         return window
@@ -128,7 +131,7 @@ class LLMBackend(Backend):
     def template_tokens(self) -> int:  # type: ignore[override]
         """Tokens that the chat template, or the LLM's own templates, and its system prompt add to a prompt."""
         llm = self.llm
-        return Backend.template_tokens + self.count(llms.template_text(llm, self._metadata(llm)))
+        return Backend.template_tokens + self.count(template_text(llm, self._metadata(llm)))
 
     def count(self, text: str) -> int:
         """Return the number of tokens in `text`."""
@@ -199,7 +202,7 @@ class LLMBackend(Backend):
         """Return what the LLM says of its model, for which some classes ask their server."""
         name = f"llama-index:{llm.class_name()}"
         try:
-            with translated(name, secrets=llms.secrets_of(llm)):
+            with translated(name, secrets=secrets_of(llm)):
                 return llm.metadata
         except ValueError as error:  # LlamaIndex's OpenAI class raises it for an unknown model
             raise UsageError(
@@ -219,20 +222,20 @@ class LLMBackend(Backend):
         output = structured.output_of(llm, prompt)
         llm = llm.llm if isinstance(llm, StructuredLLM) else llm
         metadata = self._metadata(llm)
-        limited = llms.limited(llm, prompt.max_tokens, self._limit)
-        if limited is None:
+        limit = limited(llm, prompt.max_tokens, self._limit)
+        if limit is None:
             self._warn(
                 f"{self.name} gets no output limit, its replies may be longer than output_tokens: name the keyword "
                 "argument that limits them, LLMBackend(llm, limit_parameter=...)"
             )
-        target, options = limited or (llm, {})
-        if stream and llms.streams_usage(llm):
+        target, options = limit or (llm, {})
+        if stream and streams_usage(llm):
             options["stream_options"] = {"include_usage": True}
         call = _Call(
             llm=target,
             given=given.llm if isinstance(given, StructuredLLM) else given,
             name=self.name,
-            secrets=llms.secrets_of(llm),
+            secrets=secrets_of(llm),
             options=options,
             output=output,
         )
@@ -240,8 +243,8 @@ class LLMBackend(Backend):
             # the system prompt is one of the messages: LlamaIndex's programs add it in some of their methods only
             call.llm = structured.writing(llms.changed(target, system_prompt=None), output, call.reply)
         elif llms.completes(llm, metadata):
-            call.completion = llms.completion_prompt(llm, metadata, prompt.messages)
-        call.messages = llms.chat_messages(llm.system_prompt, prompt.messages)
+            call.completion = completion_prompt(llm, metadata, prompt.messages)
+        call.messages = chat_messages(llm.system_prompt, prompt.messages)
         return call
 
 

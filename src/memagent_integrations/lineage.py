@@ -203,12 +203,17 @@ def _inherited(new: Statement, origins: Sequence[Origin]) -> Iterator[Origin]:
     yield from kept or [max(agreeing or origins, key=lambda origin: total(new.weights, origin.terms))]
 
 
-def _merged(each: Statement, older: Iterable[Origin], newer: Iterable[Origin]) -> tuple[Origin, ...]:
+def _merged(each: Statement, older: Sequence[Origin], newer: Iterable[Origin]) -> tuple[Origin, ...]:
     """Return the origins of a statement. What none of them explains is a wording of what the older ones do."""
     held, newer = frozenset(each.weights), tuple(newer)
-    older = tuple(replace(origin, terms=origin.terms & held) for origin in older)
     wording = held.difference(*(origin.terms for origin in (*older, *newer)))
-    return (*(replace(origin, terms=origin.terms | wording) for origin in older), *newer)
+    known: dict[tuple[int | None, int | None, int | None], Origin] = {}
+    kept = [replace(origin, terms=(origin.terms & held) | wording) for origin in older]
+    for origin in (*kept, *newer):
+        place = (origin.step, origin.start, origin.end)
+        same = known.get(place, origin)
+        known[place] = replace(origin, terms=origin.terms | same.terms)
+    return tuple(known.values())
 
 
 def _numbers_differ(some: frozenset[str], others: frozenset[str]) -> bool:

@@ -12,6 +12,8 @@ _HELD = 0.3
 """The share of what is new in a statement that a sentence has to hold to be its passage."""
 _MORE = 0.2
 """The share of a statement that a sentence has to add, if the statement has a place already."""
+_MUCH = 3.5
+"""The weight that is enough, whatever its share: a long statement draws on several sentences."""
 _MOST_PASSAGES = 16  # of a statement
 _MOST_PAIRS = 100_000  # pairs of a term and a sentence that are looked at: texts may repeat themselves
 
@@ -96,10 +98,12 @@ class Section:
                 return
             best = max(adds, key=lambda number: (0.7 * adds[number] + 0.3 * whole[number], -number))
             added = frozenset(term for term in left if best in self._places[term][: self._most])
-            share = total(weights, added) / total(weights, weights)
+            weight = total(weights, added)
+            share = weight / total(weights, weights)
             telling = any(weights[term] >= 1.5 for term in added)  # a number, or a name, that is rare in the section
             several = sum(of.weights[term] >= 1 for term in added) > 1
-            if not (telling or (several and share >= _MORE) if more else share >= _HELD):
+            enough = weight >= _MUCH or share >= (_MORE if more else _HELD)
+            if not (telling or (several and enough) if more else enough):
                 return
             yield best, added
             left -= added

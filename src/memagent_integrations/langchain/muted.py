@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.tracers import _streaming
@@ -25,15 +26,17 @@ def muted(config: RunnableConfig) -> RunnableConfig:
     replaced by one that passes on everything else. Other handlers stay as they are.
     """
     config = ensure_config(config)  # with the callbacks of the run around it, if it has none of its own
-    callbacks = config.get("callbacks")
-    if isinstance(callbacks, list):
-        return {**config, "callbacks": [_muted_handler(handler) for handler in callbacks]}
-    if callbacks is None:
-        return config
+    return {**config, "callbacks": with_handlers(config.get("callbacks"), _muted_handler)}
+
+
+def with_handlers(callbacks: Any, change: Callable[[Any], Any]) -> Any:
+    """Return callbacks of a config, or of a model, with each handler changed: a copy of a manager, or a list."""
+    if not isinstance(callbacks, BaseCallbackManager):
+        return [change(handler) for handler in callbacks] if callbacks else callbacks
     manager = callbacks.copy()
-    manager.handlers = [_muted_handler(handler) for handler in manager.handlers]
-    manager.inheritable_handlers = [_muted_handler(handler) for handler in manager.inheritable_handlers]
-    return {**config, "callbacks": manager}
+    manager.handlers = [change(handler) for handler in manager.handlers]
+    manager.inheritable_handlers = [change(handler) for handler in manager.inheritable_handlers]
+    return manager
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, cast
 
-from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager, CallbackManager
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
@@ -21,6 +21,7 @@ from langchain_core.runnables.config import ensure_config
 from memagent_integrations.langchain.inputs import elided
 from memagent_integrations.langchain.messages import STEP, without_memory
 from memagent_integrations.langchain.models import mapped
+from memagent_integrations.langchain.muted import with_handlers
 
 _NAMES = (  # keys whose values are names and numbers, which are no text of the reading
     *("model", "model_name", "model_provider", "ls_model_name", "ls_provider", "_type", "type", "run_type", "id"),
@@ -41,9 +42,7 @@ def without_text(config: RunnableConfig | None) -> Iterator[RunnableConfig]:
     """
     handlers = _Handlers()
     config = ensure_config(config)
-    manager = CallbackManager.configure(config.get("callbacks"))
-    manager.handlers = [handlers.quiet(handler) for handler in manager.handlers]
-    manager.inheritable_handlers = [handlers.quiet(handler) for handler in manager.inheritable_handlers]
+    manager = with_handlers(CallbackManager.configure(config.get("callbacks")), handlers.quiet)
     found = [(var, value) for var, value in copy_context().items() if isinstance(value, BaseCallbackHandler)]
     tokens = [(var, var.set(handlers.quiet(value))) for var, value in found]
     try:
@@ -57,30 +56,20 @@ def quiet_model(model: Any) -> Any:
     """Return the model with no handler of its own that sees text: it may have some bound to it, or as a field."""
     if isinstance(model, RunnableBindingBase):
         factories = [_quiet_factory(factory) for factory in model.config_factories]
-        config = {**model.config, "callbacks": _quiet_callbacks(model.config.get("callbacks"))}
+        config = {**model.config, "callbacks": with_handlers(model.config.get("callbacks"), _Handlers().quiet)}
         bound = quiet_model(model.bound)
         return model.model_copy(update={"bound": bound, "config": config, "config_factories": factories})
     if isinstance(model, BaseLanguageModel) and model.callbacks:
-        return model.model_copy(update={"callbacks": _quiet_callbacks(model.callbacks)})
+        return model.model_copy(update={"callbacks": with_handlers(model.callbacks, _Handlers().quiet)})
     return mapped(model, quiet_model)
 
 
 def _quiet_factory(factory: Callable[[RunnableConfig], RunnableConfig]) -> Callable[[RunnableConfig], RunnableConfig]:
     def make(config: RunnableConfig) -> RunnableConfig:
         made = factory(config)
-        return {**made, "callbacks": _quiet_callbacks(made.get("callbacks"))}
+        return {**made, "callbacks": with_handlers(made.get("callbacks"), _Handlers().quiet)}
 
     return make
-
-
-def _quiet_callbacks(callbacks: Any) -> Any:
-    handlers = _Handlers()
-    if isinstance(callbacks, BaseCallbackManager):
-        manager = callbacks.copy()
-        manager.handlers = [handlers.quiet(handler) for handler in manager.handlers]
-        manager.inheritable_handlers = [handlers.quiet(handler) for handler in manager.inheritable_handlers]
-        return manager
-    return [handlers.quiet(handler) for handler in callbacks] if callbacks else callbacks
 
 
 class _Handlers:
@@ -162,13 +151,13 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _call(quiet: Callable[..., Arguments | None], event: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    told = quiet(*args, **kwargs)
-    return event(*told[0], **told[1]) if told else None
+    shown = quiet(*args, **kwargs)
+    return event(*shown[0], **shown[1]) if shown else None
 
 
 async def _acall(quiet: Callable[..., Arguments | None], event: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    told = quiet(*args, **kwargs)
-    return await event(*told[0], **told[1]) if told else None
+    shown = quiet(*args, **kwargs)
+    return await event(*shown[0], **shown[1]) if shown else None
 
 
 def _drop(*_: Any, **__: Any) -> None:
@@ -215,8 +204,8 @@ _EVENTS: dict[str, Callable[..., Arguments]] = {
 
 def _details(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return an event's keyword arguments: what was called, and with what, without text."""
-    told = ("inputs", "outputs", "invocation_params", "options", "response")
-    details = {name: _quiet(value) if name in told else value for name, value in kwargs.items()}
+    with_text = ("inputs", "outputs", "invocation_params", "options", "response")
+    details = {name: _quiet(value) if name in with_text else value for name, value in kwargs.items()}
     if metadata := details.get("metadata"):  # the caller's own, and what LangChain tells of the model: "ls_stop", ...
         details["metadata"] = {**metadata, **_quiet({k: v for k, v in metadata.items() if str(k).startswith("ls_")})}
     return details

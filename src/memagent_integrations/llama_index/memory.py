@@ -14,9 +14,10 @@ from llama_index.core.utils import get_tokenizer
 from pydantic import Field, PrivateAttr
 
 from memagent_integrations.checks import check_question
-from memagent_integrations.conversation import QUESTION, transcript
+from memagent_integrations.conversation import QUESTION
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
 from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
+from memagent_integrations.llama_index.transcripts import transcript_of
 from memagent_integrations.reader import Reader
 from memagent_integrations.reader.folding import TRIES, is_about_the_section
 from memagent_integrations.records import Step
@@ -174,7 +175,7 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
         return harmless(self.memory, ("memory", self.name))
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
-        text = transcript((message.role.value, body) for message in messages if (body := _body(message)))
+        text = transcript_of(messages)
         with self._changing:
             self.pending += text  # before anything is awaited: a put that is cancelled loses nothing
         try:
@@ -219,33 +220,3 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
 
 class _ChangedMeanwhile(Exception):
     """The block's memory is no longer the one that the model was given."""
-
-
-def _body(message: ChatMessage) -> str:
-    """Return a message as text, without thinking, and with the names of pictures."""
-    parts = [part for block in message.blocks if (part := _part(block))]
-    parts += [f"[calls {call}]" for call in message.additional_kwargs.get("tool_calls") or ()]
-    return "\n".join(parts)
-
-
-def _part(block: Any) -> str:
-    match block.block_type:
-        case "thinking" | "cache":
-            return ""
-        case "text":
-            return str(block.text)
-        case "tool_call":
-            return f"[calls {block.tool_name} with {block.tool_kwargs}]"
-        case "citable":
-            return "\n".join([_title(block), *map(_part, block.content)])
-        case "citation":
-            return "\n".join([_title(block), _part(block.cited_content)])
-        case "document" if block.data and (block.document_mimetype or "").startswith("text/"):
-            text = block.resolve_document().read().decode("utf-8", "replace")
-            return "\n".join([_title(block), text])
-        case kind:
-            return f"[{kind}]"
-
-
-def _title(block: Any) -> str:
-    return f"[{block.title or block.block_type}]"

@@ -181,7 +181,7 @@ async def test_templates_of_other_formats_and_with_examples() -> None:
         (ChatPromptTemplate.from_messages([("ai", "{question} {memory} {section}")]), "user"),
         (7, "update_prompt"),
     ],
-    ids=str,
+    ids=["unknown variable", "no section", "history", "ends with the model", "number"],
 )
 def test_templates_that_cannot_be(template: Any, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):

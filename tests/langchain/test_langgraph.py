@@ -23,7 +23,7 @@ from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel
 
 from memagent_integrations import BackendError, Limits, MemAgentReader, ScriptedBackend, UsageError
-from memagent_integrations.langchain import graph as module
+from memagent_integrations.langchain import positions as module
 from memagent_integrations.langchain.graph import ReadingGraph, ReadingTask, build_graph
 
 TASK: ReadingTask = {"question": "Why?", "source": "four"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from typing_extensions import TypedDict
 
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.langchain.messages import STEP, step_event
+from memagent_integrations.langchain.positions import Positions
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
 from memagent_integrations.langchain.stored import StoredMemories, checked_store
 from memagent_integrations.reader import Reader
@@ -40,7 +40,6 @@ Item = TypeVar("Item")
 _STATE_TYPES = {"chunk": int, "more": bool, "digest": str, "usage": dict}
 _RECURSION_LIMIT = 10**9  # the document ends the loop: LangGraph's own count of steps has nothing to guard here
 _MAX_SOURCE_BYTES = 10_000  # a whole document in the state would be written with every checkpoint
-_CACHED_POSITIONS = 256  # each holds a chunk and the text after it; the oldest are dropped first
 
 
 class ReadingTask(TypedDict, total=False):
@@ -242,7 +241,7 @@ class _Nodes:
     """The functions of the nodes: they pass the state to the reader, and return what changes in it."""
 
     def __init__(self, reader: MemAgentReader, load: Callable[[Any], Any], memories: StoredMemories) -> None:
-        self._reader, self._load, self._memories, self._positions = reader, load, memories, _Positions()
+        self._reader, self._load, self._memories, self._positions = reader, load, memories, Positions()
 
     def begin(self, state: ReadingState, _: RunnableConfig) -> ReadingState:
         key, memory = _checked_task(state)
@@ -293,7 +292,7 @@ class _Nodes:
     def _position(self, state: ReadingState, config: RunnableConfig) -> Iterator[tuple[Position, Chunk]]:
         """Yield the state's position in the document and the chunk there; cache the position if the block fails."""
         # a reading that begins always loads its document
-        position = self._positions.take(_key(state, config)) if state["chunk"] else None
+        position = self._positions.take(state, config) if state["chunk"] else None
         if position is None:
             reader = self._reader.under(RunnableConfig())  # without this run, which the position outlives
             position = reader.position(lambda: self._load(state["source"]), state["chunk"], state["digest"])
@@ -302,7 +301,7 @@ class _Nodes:
             yield position, chunk
         except BaseException:
             if position.number:
-                self._positions.put(_key(state, config), position)
+                self._positions.put(state, config, position)
             raise
 
     def _advance(
@@ -318,7 +317,7 @@ class _Nodes:
             usage=_usage(state, reading),
         )
         if position.more:
-            self._positions.put(_key({**state, **update}, config), position)
+            self._positions.put({**state, **update}, config, position)
         return update
 
 
@@ -327,30 +326,6 @@ async def _in_thread(manager: AbstractContextManager[Item]) -> AsyncIterator[Ite
     """Enter a context manager in a thread, because its entry reads and tokenizes."""
     with ExitStack() as stack:
         yield await asyncio.to_thread(stack.enter_context, manager)
-
-
-class _Positions:
-    """A cache of positions in documents between two steps; what it lacks can be computed again.
-
-    `take` removes the position that it returns, since only one step can advance it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entries: list[tuple[tuple[Any, ...], Position]] = []  # a key may occur more than once
-
-    def take(self, key: tuple[Any, ...]) -> Position | None:
-        with self._lock:
-            index = next((index for index, (other, _) in enumerate(self._entries) if other == key), None)
-            return None if index is None else self._entries.pop(index)[1]
-
-    def put(self, key: tuple[Any, ...], position: Position) -> None:
-        with self._lock:
-            self._entries = [*self._entries, (key, position)][-_CACHED_POSITIONS:]
-
-
-def _key(state: Any, config: RunnableConfig) -> tuple[Any, ...]:
-    return config.get("configurable", {}).get("thread_id"), repr(state["source"]), state["chunk"], state["digest"]
 
 
 def _usage(state: ReadingState, reading: Reading) -> dict[str, int | None]:

@@ -31,6 +31,7 @@ from memagent_integrations.langchain.models import resolved
 from memagent_integrations.langchain.runs import BackendInRuns
 from memagent_integrations.langchain.templates import template_of
 from memagent_integrations.langchain.traces import quiet_model, without_text
+from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout
@@ -47,16 +48,14 @@ MEMORY = ConfigurableFieldSpec(
 """The field of a config that names a memory in the journal, which the reading carries on."""
 
 
-def _checked_model(model: Any) -> Any:
+def _checked_model(model: Any, name: str = "model") -> Any:
     if not isinstance(model, (str, Backend, Runnable)):
-        raise UsageError(f"model has to be a LangChain model, a Backend or a name, not {type(model).__name__}")
+        raise UsageError(f"{name} has to be a LangChain model, a Backend or a name, not {type(model).__name__}")
     return model
 
 
 def _checked_answer_model(model: Any) -> Any:
-    if not isinstance(model, (str, Backend, Runnable, type(None))):
-        raise UsageError(f"answer_model has to be a LangChain model, a Backend or a name, not {type(model).__name__}")
-    return model
+    return None if model is None else _checked_model(model, "answer_model")
 
 
 def _checked_journal(journal: Any) -> Journal | str | None:
@@ -66,7 +65,8 @@ def _checked_journal(journal: Any) -> Journal | str | None:
 
 
 def _checked_output(output: Any) -> Any:
-    Reader(ScriptedBackend([]), output=output)
+    if output is not None:
+        Output(output)
     return output
 
 
@@ -141,7 +141,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
         is_policy = isinstance(self.model, str) and self.model.startswith("policy:")
         if not is_policy:  # a policy's budgets are known once it is loaded
             Reader(ScriptedBackend([]), **self._settings)
-        self._templates(Reader(ScriptedBackend([]), prompts=self.prompts).prompts)
+        self._templates(self.prompts or PromptSet.default())
         return self
 
     @staticmethod
@@ -166,8 +166,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     def lc_attributes(self) -> dict[str, Any]:
         """The prompts and limits as dicts, and the class of an answer as its schema, which JSON can hold."""
         saved = {name: asdict(value) for name, value in (("prompts", self.prompts), ("limits", self.limits)) if value}
-        output = Reader(ScriptedBackend([]), output=self.output).output
-        return saved | ({"output": output.schema} if output else {})
+        return saved | ({} if self.output is None else {"output": Output(self.output).schema})
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -204,8 +203,10 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
             self.journal,
             self.limits,
             self.backend_options,
+            self.answer_model,
+            self.answer_options,
+            self.output,
         )
-        key += (self.answer_model, self.answer_options, self.output)
         reader: Reader = self.loaded.get(key, self._load)
         return reader
 

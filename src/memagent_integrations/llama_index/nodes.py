@@ -84,7 +84,16 @@ class NodeSettings(NodeForm):
 
     def held(self, node: BaseNode) -> list[str]:
         """Return what a node holds besides text: images, sound, video, objects; each with its name."""
-        return held_by(node)
+        found: list[str] = []
+        if isinstance(node, ImageNode) and (node.image or node.image_path or node.image_url):
+            found.append(f"image {node.image_path or node.image_url or 'in the node'}")
+        for kind in ("image", "audio", "video", "text"):
+            resource = getattr(node, f"{kind}_resource", None)
+            if isinstance(resource, MediaResource) and (resource.data or resource.path or resource.url):
+                found.append(f"{kind} {resource.path or resource.url or resource.mimetype or 'in the node'}")
+        if isinstance(node, IndexNode) and node.obj is not None and not isinstance(node.obj, (BaseNode, str)):
+            found.append(type(node.obj).__name__)
+        return [what[:_LONGEST_NAME] for what in found]
 
 
 def nodes_of(source: Any) -> Iterator[NodeWithScore]:
@@ -105,20 +114,6 @@ def docstore_of(retriever: BaseRetriever) -> BaseDocumentStore | None:
     storage = getattr(retriever, "_storage_context", None)  # an AutoMergingRetriever's
     docstore = getattr(storage, "docstore", None) or getattr(retriever, "_docstore", None)
     return docstore if isinstance(docstore, BaseDocumentStore) else None
-
-
-def held_by(node: BaseNode) -> list[str]:
-    """Return what a node holds besides text: images, sound, video, objects; each with its name."""
-    found: list[str] = []
-    if isinstance(node, ImageNode) and (node.image or node.image_path or node.image_url):
-        found.append(f"image {node.image_path or node.image_url or 'in the node'}")
-    for kind in ("image", "audio", "video", "text"):
-        resource = getattr(node, f"{kind}_resource", None)
-        if isinstance(resource, MediaResource) and (resource.data or resource.path or resource.url):
-            found.append(f"{kind} {resource.path or resource.url or resource.mimetype or 'in the node'}")
-    if isinstance(node, IndexNode) and node.obj is not None and not isinstance(node.obj, (BaseNode, str)):
-        found.append(type(node.obj).__name__)
-    return [what[:_LONGEST_NAME] for what in found]
 
 
 def _with_object(item: BaseNode | NodeWithScore) -> Iterator[BaseNode | NodeWithScore]:

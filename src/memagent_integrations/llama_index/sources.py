@@ -172,12 +172,7 @@ class SourceNodes(NodeLog):
     def _document(self, document_id: str, start: int, end: int, text: str = "") -> _Light:
         """Return the light node for a part of a document: the last one, if the part continues it."""
         last = self._nodes[-1] if self._nodes else None
-        if (
-            isinstance(last, _Light)
-            and last.grows
-            and last.document_id == document_id
-            and last.start <= start <= last.end
-        ):
+        if isinstance(last, _Light) and last.goes_on(document_id, start):
             last.end = max(last.end, end)
         else:
             name = f"{document_id}:{start}" if start else document_id

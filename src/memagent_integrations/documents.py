@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from memagent_integrations import files
-from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.errors import MemAgentError, UsageError, is_control_flow
 from memagent_integrations.places import in_document_order, is_node, node_of, place_of
 
 SEPARATOR = "\n\n"
@@ -337,12 +337,17 @@ def _is_name_of_file(text: str) -> bool:
 
 @contextmanager
 def _reading_errors() -> Iterator[None]:
-    """Turn the errors that a caller's own iterator or loader raises in the block into `UsageError`s."""
+    """Turn the errors that a caller's own iterator or loader raises in the block into `UsageError`s.
+
+    A LangGraph interrupt passes: a loader may ask a person.
+    """
     try:
         yield
     except MemAgentError:
         raise
     except Exception as error:
+        if is_control_flow(error):
+            raise
         raise UsageError(f"reading the document failed: {type(error).__name__}: {error}") from error
 
 

@@ -123,5 +123,10 @@ class ContextOverflow(MemAgentError):
     """A prompt does not fit into the model's context window."""
 
 
+def is_control_flow(error: BaseException) -> bool:
+    """Return whether LangGraph leads a run by this exception: an interrupt, a jump to another node, its limits."""
+    return any(kind.__module__.partition(".")[0] == "langgraph" for kind in type(error).__mro__)
+
+
 def _unpickle(error_class: type[MemAgentError], args: tuple[object, ...]) -> MemAgentError:
     return error_class.__new__(error_class, *args)

@@ -107,6 +107,9 @@ class Span:
     tokens: int
     sources: tuple[Source, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", tuple(self.sources))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
@@ -194,6 +197,10 @@ class Step:
     cut: bool
     passages: tuple[Passage, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.passages is not None:
+            object.__setattr__(self, "passages", tuple(self.passages))
+
     def _repr_html_(self) -> str:
         """Return the step for a notebook: the memory, with what changed in it."""
         if self.phase == "answer":
@@ -258,6 +265,7 @@ class Reading:
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.error is None):
             raise UsageError("a reading has either an answer or an error")
+        object.__setattr__(self, "steps", tuple(self.steps))  # a store of records may have made lists of tuples
 
     @property
     def usage(self) -> Usage:

@@ -53,6 +53,7 @@ from memagent_integrations import (
     policies,
 )
 from memagent_integrations.langchain import ChatModelBackend
+from memagent_integrations.langchain.lazy import Lazy
 from memagent_integrations.records import Message, Prompt, Usage
 
 # ---- what comes out --------------------------------------------------------------------------------------
@@ -672,6 +673,15 @@ def test_the_door_leads_here() -> None:
 
 
 # ---- copies ----------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_equal_whether_or_not_its_model_is_loaded() -> None:
+    subject = MemAgentReader(ScriptedBackend(["note", "answer"]))
+    other = subject.model_copy(update={"loaded": Lazy()})
+    subject.invoke({"question": "Why?", "context": "A text."})
+    assert subject == other
+    assert pickle.loads(pickle.dumps(MemAgentReader("smollm2"))) == MemAgentReader("smollm2")
+    assert MemAgentReader("smollm2") != MemAgentReader("smollm2", chunk_tokens=100)
 
 
 @pytest.mark.heavy

@@ -25,6 +25,7 @@ from pydantic import BaseModel
 from memagent_integrations import BackendError, Limits, MemAgentReader, ScriptedBackend, UsageError
 from memagent_integrations.langchain import positions as module
 from memagent_integrations.langchain.graph import ReadingGraph, ReadingTask, build_graph
+from memagent_integrations.records import Reading
 
 TASK: ReadingTask = {"question": "Why?", "source": "four"}
 TEXTS = {
@@ -591,3 +592,18 @@ else:
     raise SystemExit("the graph was imported without LangGraph")
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_reading_survives_a_checkpoint() -> None:
+    class State(TypedDict, total=False):
+        question: str
+        context: str
+        reading: Reading
+
+    node = scripted().as_node(parts={"reading": "reading"})
+    graph = StateGraph(State).add_node("read", node).add_edge(START, "read").compile(checkpointer=InMemorySaver())
+    reading = graph.invoke({"question": "Why?", "context": DOCUMENT}, thread())["reading"]
+    kept = graph.get_state(thread()).values["reading"]
+    assert kept == reading
+    assert kept.citations == reading.citations
+    assert hash(kept.steps[0].span) == hash(reading.steps[0].span)

@@ -290,6 +290,18 @@ async def test_the_run_of_a_tool_holds_no_text_with_none(is_async: bool) -> None
     assert SECRET not in tracer.text()
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_tool_that_is_run_directly_holds_no_text_either(is_async: bool) -> None:
+    tracer, own = Recorder(), Recorder()
+    tool = MemAgentTool(reader(), context=DOCUMENT, callbacks=[own])
+    asked = {"question": QUESTION}
+    answer = await tool.arun(asked, callbacks=[tracer]) if is_async else tool.run(asked, callbacks=[tracer])
+    assert answer == ANSWER
+    assert tool.callbacks == [own]
+    assert (len(list(tracer.runs())), len(list(own.runs()))) == (6, 1)
+    assert SECRET not in tracer.text() + own.text()
+
+
 def test_debug_prints_no_text_with_none(capsys: pytest.CaptureFixture[str]) -> None:
     set_debug(True)
     try:

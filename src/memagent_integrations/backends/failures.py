@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
+from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError, is_control_flow
 
 OVERFLOW = re.compile(
     r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length"
@@ -77,7 +77,7 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
     # LangChain raises a ValueError for an answer without choices
     if isinstance(error, ValueError) and (_error_body(error) or "No generation" in message):
         return BackendError(f"{name} failed: {message}", retryable=True)
-    if isinstance(error, ValueError) or type(error).__module__.partition(".")[0] == "langgraph":
+    if isinstance(error, ValueError) or is_control_flow(error):
         return None
     disconnected = isinstance(error, (ConnectionError, TimeoutError)) or bool(
         _CONNECTION_FAILURES.search(_classes(error))

@@ -30,7 +30,7 @@ from memagent_integrations.langchain.lazy import Lazy
 from memagent_integrations.langchain.models import resolved
 from memagent_integrations.langchain.runs import BackendInRuns
 from memagent_integrations.langchain.templates import template_of
-from memagent_integrations.langchain.traces import quiet_model, without_text
+from memagent_integrations.langchain.traces import quiet_callbacks, quiet_model, without_text
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -267,6 +267,10 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
             return
         with without_text(config) as quiet:
             yield quiet
+
+    def traced_callbacks(self, callbacks: Any) -> Any:
+        """Return callbacks that see what traces show."""
+        return quiet_callbacks(callbacks) if self.trace_inputs == "none" else callbacks
 
     def traced(self, value: Any, bound: Mapping[str, Any] | None = None) -> Any:
         """Return the input as traces show it."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, Self
 
-from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun
+from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun, Callbacks
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, patch_config
@@ -65,15 +66,39 @@ class MemAgentTool(BaseTool):
         settings.setdefault("args_schema", _arguments(by_name) if by_name else DocumentQuestion)
         super().__init__(reader=reader, context=context, documents=by_name, **settings)
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    def run(
+        self,
+        tool_input: str | dict[str, Any],
+        verbose: bool | None = None,
+        start_color: str | None = "green",
+        color: str | None = "green",
+        callbacks: Callbacks = None,
+        **options: Any,
+    ) -> Any:
         """Read the document for a question, or for a call of the tool; in a run that shows what the reader's shows."""
-        with self.reader.tracing(config) as config:
-            return super().invoke(input, config, **kwargs)
+        with self._traced(callbacks, options) as (tool, told):
+            return super(MemAgentTool, tool).run(tool_input, verbose, start_color, color, **told)
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """`invoke`, async."""
-        with self.reader.tracing(config) as config:
-            return await super().ainvoke(input, config, **kwargs)
+    async def arun(
+        self,
+        tool_input: str | dict[str, Any],
+        verbose: bool | None = None,
+        start_color: str | None = "green",
+        color: str | None = "green",
+        callbacks: Callbacks = None,
+        **options: Any,
+    ) -> Any:
+        """`run`, async."""
+        with self._traced(callbacks, options) as (tool, told):
+            return await super(MemAgentTool, tool).arun(tool_input, verbose, start_color, color, **told)
+
+    @contextmanager
+    def _traced(self, callbacks: Callbacks, options: Mapping[str, Any]) -> Iterator[tuple[Self, dict[str, Any]]]:
+        """Yield this tool and the options of its run, with callbacks that see what the reader's traces show."""
+        config = RunnableConfig(**{**(options.get("config") or {}), "callbacks": callbacks})  # type: ignore[typeddict-item]
+        with self.reader.tracing(config) as traced:
+            tool = self.model_copy(update={"callbacks": self.reader.traced_callbacks(self.callbacks)})
+            yield tool, {**options, "config": traced, "callbacks": traced.get("callbacks")}
 
     def _run(
         self,

@@ -56,18 +56,23 @@ def quiet_model(model: Any) -> Any:
     """Return the model with no handler of its own that sees text: it may have some bound to it, or as a field."""
     if isinstance(model, RunnableBindingBase):
         factories = [_quiet_factory(factory) for factory in model.config_factories]
-        config = {**model.config, "callbacks": with_handlers(model.config.get("callbacks"), _Handlers().quiet)}
+        config = {**model.config, "callbacks": quiet_callbacks(model.config.get("callbacks"))}
         bound = quiet_model(model.bound)
         return model.model_copy(update={"bound": bound, "config": config, "config_factories": factories})
     if isinstance(model, BaseLanguageModel) and model.callbacks:
-        return model.model_copy(update={"callbacks": with_handlers(model.callbacks, _Handlers().quiet)})
+        return model.model_copy(update={"callbacks": quiet_callbacks(model.callbacks)})
     return mapped(model, quiet_model)
+
+
+def quiet_callbacks(callbacks: Any) -> Any:
+    """Return the callbacks, a list or a manager, with handlers that see no text."""
+    return with_handlers(callbacks, _Handlers().quiet)
 
 
 def _quiet_factory(factory: Callable[[RunnableConfig], RunnableConfig]) -> Callable[[RunnableConfig], RunnableConfig]:
     def make(config: RunnableConfig) -> RunnableConfig:
         made = factory(config)
-        return {**made, "callbacks": with_handlers(made.get("callbacks"), _Handlers().quiet)}
+        return {**made, "callbacks": quiet_callbacks(made.get("callbacks"))}
 
     return make
 

@@ -6,6 +6,7 @@ MemAgentError
 │   └── EmptyDocument       ... the document, which has no text
 ├── MissingExtra            a package has to be installed (also an ImportError)
 ├── BackendError            the model or its server failed; `retryable` says whether to try again
+│   ├── BackendClosed       ... the backend was closed; make a new one
 │   ├── NoMemory            ... the model wrote no memory where one has to be
 │   └── CallTimeout         ... a call took too long
 │       └── RunTimeout      ... the whole reading took too long
@@ -83,6 +84,16 @@ class BackendError(MemAgentError):
         self.retryable = retryable
         self.retry_after = retry_after
         self.status = status
+
+
+class BackendClosed(BackendError):
+    """A call was made of a backend that has been closed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is closed; make a new backend")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_unpickle, (type(self), self.args), self.__dict__)
 
 
 class NoMemory(BackendError):

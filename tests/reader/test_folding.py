@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memagent_integrations import BackendError, Reader, ScriptedBackend
+from memagent_integrations.errors import BackendClosed
 from memagent_integrations.reader.folding import Folded, PassedOver, afold, fold
 from memagent_integrations.records import Prompt
 
@@ -39,6 +40,7 @@ async def test_a_section_that_fails_for_good_is_passed_over_and_the_others_are_f
 
 
 @BOTH
-async def test_a_failure_that_any_section_would_have_is_raised(is_async: bool) -> None:
-    with pytest.raises(BackendError, match="no such key"):
-        await folded(reader_of(BackendError("no such key", status=401)), is_async=is_async)
+@pytest.mark.parametrize("failure", [BackendError("no such key", status=401), BackendClosed("openai:m")], ids=str)
+async def test_a_failure_that_any_section_would_have_is_raised(failure: BackendError, is_async: bool) -> None:
+    with pytest.raises(BackendError, match=str(failure)):
+        await folded(reader_of(failure), is_async=is_async)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from functools import partial
 from typing import Any, Self
 
-from memagent_integrations.errors import BackendError, MemAgentError
+from memagent_integrations.errors import MemAgentError
 from memagent_integrations.records import Prompt, Reply
 
 
@@ -142,8 +142,3 @@ class Backend(ABC):
 def digest(text: str) -> str:
     """Return a short hash, which distinguishes settings without showing them."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def closed_error(name: str) -> BackendError:
-    """Return the error for a call to a backend that has been closed."""
-    return BackendError(f"{name} is closed; make a new backend")

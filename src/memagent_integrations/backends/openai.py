@@ -14,12 +14,12 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import openai
 
-from memagent_integrations.backends.base import Backend, closed_error, digest
+from memagent_integrations.backends.base import Backend, digest
 from memagent_integrations.backends.completions import CompletionBuilder, StreamBuilder, int_or_none
 from memagent_integrations.backends.failures import translated
 from memagent_integrations.backends.schemas import response_format
 from memagent_integrations.checks import check_int, check_number, drop_none
-from memagent_integrations.errors import BackendError, UsageError
+from memagent_integrations.errors import BackendClosed, BackendError, UsageError
 from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.sanitize import neutralise
 from memagent_integrations.tokens import Counter, counter_of, load_counter
@@ -217,7 +217,7 @@ class OpenAIBackend(Backend):
     def _begin(self) -> None:
         with self._lock:
             if self._closed:
-                raise closed_error(self.name)
+                raise BackendClosed(self.name)
             self._calls += 1
 
     def _end(self) -> bool:

@@ -14,10 +14,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from memagent_integrations.backends.base import closed_error
 from memagent_integrations.backends.in_process import BatchBackend, ChatTokenizer, one_line
 from memagent_integrations.checks import check_number
-from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
+from memagent_integrations.errors import BackendClosed, BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
 
 try:
@@ -200,7 +199,7 @@ class TransformersBackend(BatchBackend):
         width = max(map(len, rows))
         with self._lock, self._errors(len(rows)), self._seeded():
             if self.model is None:
-                raise closed_error(self.name)
+                raise BackendClosed(self.name)
             ids, mask = [], []
             for row in rows:
                 padding = width - len(row)

@@ -11,10 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from memagent_integrations.backends.base import closed_error
 from memagent_integrations.backends.failures import way_out
 from memagent_integrations.backends.in_process import BatchBackend, ChatTokenizer, one_line
-from memagent_integrations.errors import BackendError, MemAgentError, MissingExtra, UsageError
+from memagent_integrations.errors import BackendClosed, BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
 
 try:
@@ -122,14 +121,14 @@ class VLLMBackend(BatchBackend):
         """Stop the engine and free its memory."""
         engine, self._engine = self._engine, None
         if engine:
-            engine.shutdown(closed_error(self.name))
+            engine.shutdown(BackendClosed(self.name))
 
     def _start(self, prompt: Prompt, kind: RequestOutputKind) -> _Call | MemAgentError:
         """Submit a prompt to the engine; return the call, or the error that prevents it."""
         try:
             engine = self._engine
             if engine is None:
-                raise closed_error(self.name)
+                raise BackendClosed(self.name)
             ids = self._chat.encode(prompt, self.window)
             with _errors(self.name):
                 schema = None if prompt.schema is None else StructuredOutputsParams(json=dict(prompt.schema))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, NoMemory
+from memagent_integrations.errors import BackendClosed, BackendError, ContextOverflow, MemAgentError, NoMemory
 from memagent_integrations.reader.base import BaseReader
 from memagent_integrations.reader.reader import Reader
 from memagent_integrations.reader.running import AsyncProgress, Progress
@@ -26,6 +26,8 @@ def is_about_the_section(error: MemAgentError, reader: BaseReader, question: str
         return True
     if isinstance(error, ContextOverflow):
         return _budgets_fit(reader, question)
+    if isinstance(error, BackendClosed):
+        return False
     return isinstance(error, BackendError) and not error.retryable and error.status in _OF_THE_REQUEST
 
 

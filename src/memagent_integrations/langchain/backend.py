@@ -17,7 +17,14 @@ from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.lazy import Lazy
 from memagent_integrations.langchain.limits import Limiter, counter_of_model, window_of
-from memagent_integrations.langchain.models import identity_of, models_in, rebuilt, resolved, seen_in, takes_schema
+from memagent_integrations.langchain.models import (
+    all_models_in,
+    identity_of,
+    models_in,
+    rebuilt,
+    resolved,
+    takes_schema,
+)
 from memagent_integrations.langchain.muted import muted, within
 from memagent_integrations.langchain.rendering import model_input
 from memagent_integrations.langchain.replies import MessageReply
@@ -66,15 +73,15 @@ class ChatModelBackend(Backend):
         """The class and the name of the model, of several the first one's."""
         return _name(self._first())
 
-    def name_of(self, said: str | None) -> str:
+    def name_of(self, reported: str | None) -> str:
         """Return the name of the model that has answered, given what its server calls it: perhaps it is a fallback."""
-        if said is None or len(self._seen) == 1:
+        if reported is None or len(self._models) == 1:
             return self.name
-        names = [
-            (_name(model), getattr(model, "model_name", None) or getattr(model, "model", None)) for model in self._seen
-        ]
-        own = next((name for name, model in names if isinstance(model, str) and (model in said or said in model)), None)
-        return own or f"langchain:{said}"
+        for model in self._models:
+            own = getattr(model, "model_name", None) or getattr(model, "model", None)
+            if isinstance(own, str) and (own in reported or reported in own):
+                return _name(model)
+        return f"langchain:{reported}"
 
     @property
     def structured(self) -> bool:  # type: ignore[override]
@@ -151,7 +158,7 @@ class ChatModelBackend(Backend):
         yield builder.reply()
 
     def _secrets(self) -> list[str]:
-        values = [value for model in self._seen for value in vars(model).values()]
+        values = [value for model in self._models for value in vars(model).values()]
         return [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
 
     def _call(self, prompt: Prompt, *, stream: bool = False) -> tuple[Runnable[LanguageModelInput, Any], Any]:
@@ -195,15 +202,15 @@ class ChatModelBackend(Backend):
         return self._once("resolved", lambda: resolved(self.model, self._config))
 
     @property
-    def _seen(self) -> list[Any]:
+    def _models(self) -> list[Any]:
         """The models that it consists of, the first choice first."""
-        models: list[Any] = self._once("seen", lambda: seen_in(self._resolved))
+        models: list[Any] = self._once("models", lambda: all_models_in(self._resolved))
         return models
 
     def _key(self) -> str:
         """Return what distinguishes the counters and windows of models that a config may choose."""
         names = ("openai_api_base", "base_url", "num_ctx", "n_ctx")
-        return repr([(_name(model), *(getattr(model, name, None) for name in names)) for model in self._seen])
+        return repr([(_name(model), *(getattr(model, name, None) for name in names)) for model in self._models])
 
     def _once(self, name: str, compute: Callable[[], Any]) -> Any:
         """Return what depends on the config only, and is computed once for it."""
@@ -213,12 +220,12 @@ class ChatModelBackend(Backend):
 
     def _first(self) -> Any:
         try:
-            return self._seen[0]
+            return self._models[0]
         except UsageError:  # a call will raise it; a name has to be there before
             return self.model
 
     def _find_counter(self) -> Counter:
-        model = self._seen[0]
+        model = self._models[0]
         if self._tokenizer is not None:
             return load_counter(self._tokenizer)
         if count := counter_of_model(model):
@@ -228,7 +235,7 @@ class ChatModelBackend(Backend):
         return counter_of(getattr(model, "model_name", None) or _name(model))
 
     def _find_window(self) -> int | None:
-        return min(filter(None, map(self._window_of, self._seen)), default=None)
+        return min(filter(None, map(self._window_of, self._models)), default=None)
 
     def _window_of(self, model: Any) -> int | None:
         endpoint = None if self._tokenizer is not None else self._endpoint(model)

@@ -16,7 +16,7 @@ from memagent_integrations.records import Prompt, Reply
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Asked:
+class _Pending:
     """A prompt that waits for those of the other readings."""
 
     backend: Backend
@@ -32,7 +32,7 @@ class Gate:
 
     def __init__(self, readings: int, at_a_time: int) -> None:
         self._left, self._at_a_time = readings, at_a_time
-        self._waiting: list[_Asked] = []
+        self._waiting: list[_Pending] = []
         self._stopped = False
         self._lock = threading.Lock()
 
@@ -54,18 +54,18 @@ class Gate:
         try:
             yield
         finally:
-            if asked := self._leave():
-                await asyncio.to_thread(_ask, asked)
+            if pending := self._leave():
+                await asyncio.to_thread(_ask, pending)
 
     def stop(self) -> None:
         """Let no more calls through: nobody takes the results of the readings that are left."""
         with self._lock:
             self._stopped = True
-            for asked in self._waiting:
-                asked.outcome.cancel()
+            for pending in self._waiting:
+                pending.outcome.cancel()
             self._waiting.clear()
 
-    def join(self, asked: _Asked) -> list[_Asked]:
+    def join(self, pending: _Pending) -> list[_Pending]:
         """Add a prompt to those that wait; return all of them if they are complete, for the caller to ask.
 
         Raises:
@@ -74,20 +74,20 @@ class Gate:
         with self._lock:
             if self._stopped:
                 raise CancelledError
-            self._waiting.append(asked)
+            self._waiting.append(pending)
             return self._complete()
 
-    def withdraw(self, asked: _Asked) -> None:
+    def withdraw(self, pending: _Pending) -> None:
         """Remove a prompt whose reading was cancelled."""
         with self._lock:
-            self._waiting = [other for other in self._waiting if other is not asked]
+            self._waiting = [other for other in self._waiting if other is not pending]
 
-    def _leave(self) -> list[_Asked]:
+    def _leave(self) -> list[_Pending]:
         with self._lock:
             self._left -= 1
             return self._complete()
 
-    def _complete(self) -> list[_Asked]:
+    def _complete(self) -> list[_Pending]:
         if len(self._waiting) < min(self._at_a_time, self._left):
             return []
         complete, self._waiting = self._waiting, []
@@ -115,37 +115,37 @@ class _Gathered(Backend):
         return self._backend.count(text)
 
     def complete(self, prompt: Prompt) -> Reply:
-        asked = _Asked(backend=self._backend, prompt=prompt)
-        _ask(self._gate.join(asked))
-        return asked.outcome.result()
+        pending = _Pending(backend=self._backend, prompt=prompt)
+        _ask(self._gate.join(pending))
+        return pending.outcome.result()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
-        asked = _Asked(backend=self._backend, prompt=prompt)
+        pending = _Pending(backend=self._backend, prompt=prompt)
         try:
-            if complete := self._gate.join(asked):
+            if complete := self._gate.join(pending):
                 await asyncio.to_thread(_ask, complete)
-            return await asyncio.wrap_future(asked.outcome)
+            return await asyncio.wrap_future(pending.outcome)
         except asyncio.CancelledError:
-            self._gate.withdraw(asked)
+            self._gate.withdraw(pending)
             raise
 
 
-def _ask(asked: list[_Asked]) -> None:
+def _ask(pending: list[_Pending]) -> None:
     """Get the replies to these prompts, those of each backend together, and pass them on."""
-    for backend in {id(one.backend): one.backend for one in asked}.values():
-        own = [one for one in asked if one.backend is backend]
+    for backend in {id(one.backend): one.backend for one in pending}.values():
+        own = [one for one in pending if one.backend is backend]
         size = backend.batch_size if backend.batch_size > 1 else backend.concurrency
         for first in range(0, len(own), size):
             _ask_one(backend, own[first : first + size])
 
 
-def _ask_one(backend: Backend, asked: list[_Asked]) -> None:
+def _ask_one(backend: Backend, pending: list[_Pending]) -> None:
     outcomes: list[Reply | BaseException]
     try:
-        outcomes = [*_outcomes(backend, [one.prompt for one in asked])]
+        outcomes = [*_outcomes(backend, [one.prompt for one in pending])]
     except BaseException as error:  # each reading raises it where it waits
-        outcomes = [error] * len(asked)
-    for one, outcome in zip(asked, outcomes, strict=True):
+        outcomes = [error] * len(pending)
+    for one, outcome in zip(pending, outcomes, strict=True):
         with suppress(InvalidStateError):  # its reading was cancelled meanwhile
             if isinstance(outcome, BaseException):
                 one.outcome.set_exception(outcome)

@@ -1,4 +1,4 @@
-"""How a class of models takes its output limit, and says how long its window is. Classes are known by their names."""
+"""How LangChain's model classes take their output limit, and tell their window and tokens. They are known by name."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from memagent_integrations.errors import UsageError
 Change = Callable[[Any, Mapping[str, Any]], Any]
 """Takes a model and the arguments that are bound to it; returns what stands in its place, with them."""
 _INCIDENTAL = ("metadata", "tags", "callbacks", "verbose", "cache", "rate_limiter", "profile", "max_retries", "timeout")
-_NOTHING_SAID = re.compile(  # in the description of an object that LangChain cannot serialise
+_INCIDENTAL_TEXT = re.compile(  # in the description of an object that LangChain cannot serialise
     r"\b(?:metadata|callbacks|cache|rate_limiter|profile)=\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\},? ?"
     r"|\btags=\[[^\]]*\],? ?|0x[0-9a-f]+",
     re.IGNORECASE,
@@ -78,18 +78,18 @@ def models_in(runnable: Any) -> list[Any]:
     return found or [runnable]
 
 
-def seen_in(runnable: Any) -> list[Any]:
+def all_models_in(runnable: Any) -> list[Any]:
     """Return the models, also those that a function uses: they can be asked for their name, but not given options."""
     found = []
     for model in models_in(runnable):
-        used = [one for dep in model.deps for one in seen_in(dep)] if isinstance(model, RunnableLambda) else []
+        used = [one for dep in model.deps for one in all_models_in(dep)] if isinstance(model, RunnableLambda) else []
         found += [one for one in used if isinstance(one, BaseLanguageModel)] or [model]
     return found
 
 
 def has_model(runnable: Any) -> bool:
     """Return whether a model of LangChain's is seen in the runnable."""
-    return any(isinstance(model, BaseLanguageModel) for model in seen_in(runnable))
+    return any(isinstance(model, BaseLanguageModel) for model in all_models_in(runnable))
 
 
 def rebuilt(runnable: Any, change: Change, options: Mapping[str, Any] | None = None) -> Any:
@@ -161,7 +161,7 @@ def identity_of(runnable: Any) -> str:
     Keys, addresses in memory, versions of packages, and what is about retries or traces have no part in it.
     """
     text = json.dumps(_deciding(json.loads(dumps(runnable))), sort_keys=True)
-    return digest(_KEYS.sub(r"\1***", _NOTHING_SAID.sub("", text)))
+    return digest(_KEYS.sub(r"\1***", _INCIDENTAL_TEXT.sub("", text)))
 
 
 def _deciding(value: Any) -> Any:

@@ -303,8 +303,8 @@ def checked_reader(reader: Any) -> MemAgentReader:
 
 def _answered(reader: Reader, reading: Reading) -> Answered:
     backend, parsed = reader.answer_backend, reader.output.parse(reading.answer or "") if reader.output else None
-    said = reading.steps[-1].reply.model if reading.steps else None
-    name = backend.name_of(said) if isinstance(backend, ChatModelBackend) else backend.name
+    reported = reading.steps[-1].reply.model if reading.steps else None
+    name = backend.name_of(reported) if isinstance(backend, ChatModelBackend) else backend.name
     return Answered(reading=reading, model=name, parsed=parsed)
 
 

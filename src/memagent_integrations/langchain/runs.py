@@ -46,7 +46,7 @@ class BackendInRuns(ChatModelBackend):
         """The backend's name."""
         return self._backend.name
 
-    def name_of(self, said: str | None) -> str:
+    def name_of(self, reported: str | None) -> str:
         """Return the backend's name."""
         return self.name
 
@@ -66,40 +66,40 @@ class BackendInRuns(ChatModelBackend):
 
     def complete(self, prompt: Prompt) -> Reply:
         """Return the backend's reply."""
-        asked = self._asking(prompt)
-        reply = super(BackendInRuns, asked).complete(prompt)
-        return asked.model.reply or reply
+        call = self._for_prompt(prompt)
+        reply = super(BackendInRuns, call).complete(prompt)
+        return call.model.reply or reply
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
-        asked = self._asking(prompt)
-        reply = await super(BackendInRuns, asked).acomplete(prompt)
-        return asked.model.reply or reply
+        call = self._for_prompt(prompt)
+        reply = await super(BackendInRuns, call).acomplete(prompt)
+        return call.model.reply or reply
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """Yield the reply as the backend streams it."""
-        asked = self._asking(prompt)
+        call = self._for_prompt(prompt)
         try:
-            for piece in super(BackendInRuns, asked).stream(prompt):
-                yield (asked.model.reply or piece) if isinstance(piece, Reply) else piece
+            for piece in super(BackendInRuns, call).stream(prompt):
+                yield (call.model.reply or piece) if isinstance(piece, Reply) else piece
         finally:
-            asked.model.pieces.close()
+            call.model.pieces.close()
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        asked = self._asking(prompt)
+        call = self._for_prompt(prompt)
         try:
-            async with aclosing(super(BackendInRuns, asked).astream(prompt)) as pieces:
+            async with aclosing(super(BackendInRuns, call).astream(prompt)) as pieces:
                 async for piece in pieces:
-                    yield (asked.model.reply or piece) if isinstance(piece, Reply) else piece
+                    yield (call.model.reply or piece) if isinstance(piece, Reply) else piece
         finally:
-            await asked.model.apieces.aclose()
+            await call.model.apieces.aclose()
 
     def close(self) -> None:
         """Close the backend."""
         self._backend.close()
 
-    def _asking(self, prompt: Prompt) -> Any:
+    def _for_prompt(self, prompt: Prompt) -> Any:
         """Return this backend for one call, whose model knows the whole prompt and not its messages alone."""
         other: Any = copy(self)
         other.model = _BackendModel(backend=self._backend, prompt=prompt)
@@ -166,7 +166,7 @@ class _BackendModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return self._result(self.backend.complete(self._asked))
+        return self._result(self.backend.complete(self._own_prompt))
 
     async def _agenerate(
         self,
@@ -175,7 +175,7 @@ class _BackendModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return self._result(await self.backend.acomplete(self._asked))
+        return self._result(await self.backend.acomplete(self._own_prompt))
 
     def _stream(
         self,
@@ -184,7 +184,7 @@ class _BackendModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        self._pieces = self.backend.stream(self._asked)
+        self._pieces = self.backend.stream(self._own_prompt)
         for piece in self._pieces:
             yield self._chunk(piece)
 
@@ -195,12 +195,12 @@ class _BackendModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        self._apieces = self.backend.astream(self._asked)
+        self._apieces = self.backend.astream(self._own_prompt)
         async for piece in self._apieces:
             yield self._chunk(piece)
 
     @property
-    def _asked(self) -> Prompt:
+    def _own_prompt(self) -> Prompt:
         assert self.prompt is not None, "a model of no prompt is only a name"
         return self.prompt
 

@@ -30,7 +30,7 @@ from typing import IO, Any, TypeVar
 
 from memagent_integrations import files
 from memagent_integrations.errors import MemAgentError, UsageError, is_control_flow
-from memagent_integrations.places import in_document_order, is_node, node_of, place_of
+from memagent_integrations.places import in_document_order, is_node, node_of, place_of, text_of
 
 SEPARATOR = "\n\n"
 """The text between two documents of a collection, which keeps them apart."""
@@ -312,6 +312,8 @@ def loaded(loader: Any) -> Iterable[Any] | None:
 
 def loads_only_async(loader: Any) -> bool:
     """Return whether this is a loader whose only method of its own is the async one."""
+    if is_node(loader) or hasattr(loader, "page_content"):  # cheap: a list may have many, and the event loop waits
+        return False
     names = next((names for name, names in _ASYNC_LOADERS.items() if _has_own(loader, name)), None)
     return names is not None and not any(_has_own(loader, name) for name in names)
 
@@ -376,7 +378,7 @@ def _from_object(item: Any, number: int, find: Callable[[str], Any]) -> Piece:
     elif _is_blob(item):
         text, name, start = item.as_string(), str(item.source or f"document-{number}"), 0
     else:
-        text, place = item.get_content(), place_of(item, find)
+        text, place = text_of(item), place_of(item, find)
         name, start = place.document_id or f"document-{number}", place.start
     if not isinstance(text, str):
         raise UsageError(f"the content of {name} is {type(text).__name__}, not text")

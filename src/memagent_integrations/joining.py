@@ -21,8 +21,8 @@ from memagent_integrations.documents import (
     pieces,
 )
 from memagent_integrations.errors import EmptyDocument, UsageError
-from memagent_integrations.overlap import ReadBefore
-from memagent_integrations.places import Place, is_node, place_of
+from memagent_integrations.overlap import Part, ReadBefore
+from memagent_integrations.places import Place, is_node, place_of, text_of
 
 Order = Literal["document", "given"]
 
@@ -162,16 +162,22 @@ class NodeJoiner(Joiner):
 
     def _pieces_of_node(self, item: Any) -> Iterator[Piece]:
         node = item.node
-        text, place = node.get_content(), place_of(node, self.find)
+        text, place = text_of(node), place_of(node, self.find)
         self._log.node(item, place)
         for what in self._form.held(node):
             self._unread.append(f"{node.node_id} ({what})")
             self._log.unread(node.node_id, what)
         parts = self._read.rest(node, place, text) if self._form.trim_overlap else [(0, text)]
         before, after = self._form.around(node, text)
+
+        def goes_on(part: Part) -> bool:
+            return not before and place.fits and self._ended == (place.document_id, place.start + part[0])
+
+        # a rest of nothing but space is read where it goes on the text, else the separator stands for it
+        parts = [part for part in parts if part[1] == text or not part[1].isspace() or goes_on(part)]
         if not parts or not (text or before):
             return
-        if before or not place.fits or self._ended != (place.document_id, place.start + parts[0][0]):
+        if not goes_on(parts[0]):
             yield from map(self._counted, self.next_document())
         for number, (offset, part) in enumerate(parts):
             yield self._counted(_unplaced(SEPARATOR if number else before))

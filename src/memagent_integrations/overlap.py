@@ -58,7 +58,7 @@ class ReadBefore:
     """Knows the text that was read lately, to leave it out where it comes again."""
 
     def __init__(self) -> None:
-        self._nodes: set[tuple[str, int]] = set()
+        self._nodes: set[tuple[str, Place, int]] = set()
         self._documents: dict[str, list[_Known]] = {}  # in the order of their starts
         self._contradictory: set[str] = set()  # documents whose offsets contradict one another
         self._latest: deque[_Known] = deque()
@@ -67,9 +67,9 @@ class ReadBefore:
     def rest(self, node: Any, place: Place, text: str) -> list[Part]:
         """Return the parts of a node's text that are new, each with its start in that text.
 
-        It is all of the text if its place is not known for sure.
+        It is all of the text if its place is not known for sure. A part may be nothing but space.
         """
-        key = (node.node_id, hash(text))
+        key = (node.node_id, place, hash(text))  # nodes may share an id
         if key in self._nodes:
             return []
         self._nodes.add(key)
@@ -86,7 +86,7 @@ class ReadBefore:
             parts = [rest for part in parts for rest in _without(*part, known)]
         if parts:
             self._keep(new)
-        return [(start - new.start, part) for start, part in parts if not part.isspace()]
+        return [(start - new.start, part) for start, part in parts]
 
     def _overlapping(self, new: _Known) -> list[_Known]:
         known = self._documents.get(new.document_id, [])

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from memagent_integrations.errors import UsageError
+
 Find = Callable[[str], Any]
 """Returns the node with an id, or None."""
 
@@ -44,6 +46,18 @@ def node_of(item: Any) -> Any:
     return item.node if is_scored(item) else item
 
 
+def text_of(node: Any) -> str:
+    """Return the text of a node, without metadata.
+
+    Raises:
+        UsageError: it is no text.
+    """
+    text = node.get_content()
+    if not isinstance(text, str):
+        raise UsageError(f"the content of the node {getattr(node, 'node_id', '')} is {type(text).__name__}, not text")
+    return text
+
+
 def document_id_of(node: Any) -> str:
     """Return the id of the document that a node is a part of; its own if it is a part of none."""
     return str(getattr(node, "ref_doc_id", None) or getattr(node, "node_id", ""))
@@ -58,7 +72,7 @@ def place_of(node: Any, find: Find | None = None) -> Place:
     start, own = getattr(node, "start_char_idx", None), str(getattr(node, "node_id", ""))
     if not isinstance(start, int):
         return Place(document_id=own, start=0, fits=False)
-    end, text = getattr(node, "end_char_idx", None), node.get_content()
+    end, text = getattr(node, "end_char_idx", None), text_of(node)
     if end is not None and end - start != len(text):
         return Place(document_id=own, start=0, fits=False)
     document_id, start = _counted_from(node, text, start, find or (lambda _: None))
@@ -74,7 +88,7 @@ def _counted_from(node: Any, text: str, start: int, find: Find) -> tuple[str, in
         if parent is None:
             return str(relation.node_id), start
         base = getattr(parent, "start_char_idx", None)
-        if not parent.get_content().startswith(text, start):
+        if not text_of(parent).startswith(text, start):
             break  # the offsets do not count from this parent
         if not isinstance(base, int):
             return str(relation.node_id), start
@@ -123,7 +137,7 @@ def _entry(item: Any, find: Find) -> _Entry:
     node, start = node_of(item), getattr(node_of(item), "start_char_idx", None)
     document_id = base = document_id_of(node)
     if isinstance(start, int):
-        base, start = _counted_from(node, node.get_content(), start, find)
+        base, start = _counted_from(node, text_of(node), start, find)
     return _Entry(item=item, document_id=document_id, base=base, start=start if isinstance(start, int) else None)
 
 
@@ -141,9 +155,9 @@ def _ordered(entries: list[_Entry]) -> list[_Entry]:
 
 def _by_start(group: list[_Entry]) -> list[_Entry]:
     """Return the entries by their start, or as they are if two of them that overlap differ there."""
-    ordered = sorted(group, key=lambda entry: (entry.start, -len(node_of(entry.item).get_content())))
+    ordered = sorted(group, key=lambda entry: (entry.start, -len(text_of(node_of(entry.item)))))
     places = [
-        (entry.start or 0, node_of(entry.item).get_content()) for entry in ordered if place_of(node_of(entry.item)).fits
+        (entry.start or 0, text_of(node_of(entry.item))) for entry in ordered if place_of(node_of(entry.item)).fits
     ]
     contradict = any(not _agree(text[after - start :], other) for (start, text), (after, other) in pairwise(places))
     return group if contradict else ordered

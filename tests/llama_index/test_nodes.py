@@ -8,12 +8,13 @@ import random
 import re
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.fake_llm import ANSWER, SIZES, FixedRetriever, fake, pieces_of, scripted, text_read
-from llama_index.core import SimpleDirectoryReader, StorageContext
+from llama_index.core import MockEmbedding, SimpleDirectoryReader, StorageContext, VectorStoreIndex
 from llama_index.core.evaluation import CorrectnessEvaluator, FaithfulnessEvaluator, RelevancyEvaluator
 from llama_index.core.node_parser import HierarchicalNodeParser, SentenceSplitter, get_leaf_nodes
 from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
@@ -508,6 +509,59 @@ def test_overlap_in_any_order_is_read_once(nodes: list[TextNode], read: str) -> 
     assert text_read(backend) == read
 
 
+def test_nodes_that_share_an_id_are_told_apart_by_their_place() -> None:
+    """A node parser may be given an `id_func` that numbers nothing."""
+    nodes = [
+        part("Yes.", 0, id_="a"),
+        part(" No.", 4, id_="a"),
+        part("Yes.", 8, id_="a"),
+        part("Yes.", 0, "b", id_="a"),
+    ]
+    backend = scripted()
+    response = plain(backend).synthesize("q", nodes)
+    assert text_read(backend) == "Yes. No.Yes.\n\nYes."
+    assert [source.node.ref_doc_id for source in response.source_nodes] == ["book", "book", "book", "b"]
+    assert len(response.source_nodes) == 4
+
+
+@pytest.mark.parametrize(
+    ("nodes", "read"),
+    [
+        ([part("one", 0), part(" ", 3), part("two", 4)], "one two"),
+        ([part("one", 0), part("ne\n\n", 1), part("two", 5)], "one\n\ntwo"),
+        ([part("  ", 0), part("one", 2)], "  one"),
+        ([part("one", 0), part("\n", 3), part("# two", 4)], "one\n# two"),
+    ],
+)
+def test_space_between_nodes_is_a_part_of_the_text(nodes: list[TextNode], read: str) -> None:
+    backend = scripted()
+    plain(backend).synthesize("q", nodes)
+    assert text_read(backend) == read
+
+
+def test_a_text_that_was_cut_anywhere_is_read_as_it_was() -> None:
+    for seed in range(60):
+        chance = random.Random(seed)
+        ends = ["", "海", " \n", "\n\n", "  "]
+        text = "".join(f"{number * 7919:x}{chance.choice(ends)}" for number in range(100))
+        cuts = [0, *sorted(chance.sample(range(20, len(text) - 20, 20), 15)), len(text)]
+        nodes = [part(text[start : end + 6], start) for start, end in pairwise(cuts)]
+        nodes.append(part(text[cuts[3] + 5 : cuts[3] + 12], cuts[3] + 5))
+        chance.shuffle(nodes)
+        backend = scripted()
+        plain(backend).synthesize("q", nodes)
+        assert text_read(backend) == text
+
+
+@pytest.mark.parametrize(
+    "make", [lambda node: node, lambda node: NodeWithScore(node=node), lambda node: [node, part("x", 0)]]
+)
+def test_a_node_whose_content_is_no_text_is_named(make: Callable[[TextNode], Any]) -> None:
+    nameless = TextNode.model_construct(id_="n1", text=None)
+    with pytest.raises(UsageError, match="the content of the node n1 is NoneType, not text"):
+        MemAgentQueryEngine.from_nodes(make(nameless), llm=scripted()).query("q")
+
+
 # What a source may be
 
 
@@ -698,6 +752,40 @@ def test_an_index_node_is_read_with_the_node_that_it_stands_for(caplog: pytest.L
     assert text_read(backend) == "A summary.\n\nThe whole chapter.\n\nA text.\n\nA pointer.\n\nAn engine."
     assert response.source_nodes[1].node is whole
     assert "FixedRetriever" in caplog.text
+
+
+def test_index_nodes_are_followed_to_the_last_node_that_they_stand_for(caplog: pytest.LogCaptureFixture) -> None:
+    inner = IndexNode(text="a chapter", index_id="c", id_="inner", obj=TextNode(text="the words", id_="words"))
+    outer = IndexNode(text="a book", index_id="b", id_="outer", obj=NodeWithScore(node=inner, score=0.5))
+    backend = scripted()
+    response = plain(backend).synthesize("q", [NodeWithScore(node=outer, score=0.7)])
+    assert text_read(backend) == "a book\n\na chapter\n\nthe words"
+    assert [(source.node.node_id, source.score) for source in response.source_nodes] == [
+        ("outer", 0.7),
+        ("inner", 0.7),
+        ("words", 0.7),
+    ]
+    assert not caplog.records
+
+
+def test_index_nodes_that_stand_for_one_another_are_read_once() -> None:
+    first, second = (IndexNode(text=text, index_id=text, id_=text) for text in ("one", "two"))
+    first.obj, second.obj = second, first
+    backend = scripted()
+    plain(backend).synthesize("q", [first])
+    assert text_read(backend) == "one\n\ntwo"
+
+
+def test_what_an_engine_reports_of_its_reading_is_not_read_with_its_answer() -> None:
+    """LlamaIndex makes a node of the response of an engine behind an `IndexNode`, with the response's metadata."""
+    chapter = MemAgentQueryEngine.from_nodes(part("The code is 7.", 0), llm=ScriptedBackend(["7", "seven"]), **SIZES)
+    behind = IndexNode(text="about codes", index_id="codes", obj=chapter)
+    retriever = VectorStoreIndex(objects=[behind], embed_model=MockEmbedding(embed_dim=8)).as_retriever()
+    backend = scripted()
+    response = MemAgentQueryEngine.from_retriever(retriever, llm=backend, **SIZES).query("q")
+    assert "seven" in text_read(backend)
+    assert "memagent" not in text_read(backend)
+    assert "memagent" in response.source_nodes[0].metadata
 
 
 def test_an_engine_asked_for_its_nodes_returns_what_it_reads() -> None:

@@ -27,6 +27,8 @@ from memagent_integrations.joining import NodeForm, Order
 
 _HERE = "\0the text of the node\0"
 _LONGEST_NAME = 100
+_REPORT = "memagent"
+"""What a response's metadata call the report of its reading."""
 
 
 class NodeOptions(TypedDict, total=False):
@@ -65,12 +67,15 @@ class NodeSettings(NodeForm):
         return self.docstore.get_document(node_id, raise_error=False) if self.docstore else None
 
     def nodes(self, item: Any) -> Iterator[NodeWithScore]:
-        """Yield a node, and the one that it stands for if it is an `IndexNode`."""
+        """Yield a node, and those that it stands for if it is an `IndexNode`."""
         return map(_scored, _with_object(item))
 
     def around(self, node: BaseNode, text: str) -> tuple[str, str]:
         """Return what LlamaIndex shows before and after the node's text."""
         mode = MetadataMode(self.metadata_mode)
+        if _REPORT in node.metadata:  # LlamaIndex made the node of an engine's response
+            others = {name: value for name, value in node.metadata.items() if name != _REPORT}
+            node = node.model_copy(update={"metadata": others})
         if mode == MetadataMode.NONE or not node.get_metadata_str(mode).strip():
             return "", ""
         if not text:
@@ -91,7 +96,7 @@ class NodeSettings(NodeForm):
             resource = getattr(node, f"{kind}_resource", None)
             if isinstance(resource, MediaResource) and (resource.data or resource.path or resource.url):
                 found.append(f"{kind} {resource.path or resource.url or resource.mimetype or 'in the node'}")
-        if isinstance(node, IndexNode) and node.obj is not None and not isinstance(node.obj, (BaseNode, str)):
+        if isinstance(node, IndexNode) and node.obj is not None and _object_of(node) is None:
             found.append(type(node.obj).__name__)
         return [what[:_LONGEST_NAME] for what in found]
 
@@ -117,15 +122,25 @@ def docstore_of(retriever: BaseRetriever) -> BaseDocumentStore | None:
 
 
 def _with_object(item: BaseNode | NodeWithScore) -> Iterator[BaseNode | NodeWithScore]:
-    """Yield a node, and the one that it stands for if it is an `IndexNode`: its text may be no more than a summary."""
+    """Yield a node, and those that it stands for if it is an `IndexNode`: its text may be no more than a summary."""
     node, score = (item.node, item.score) if isinstance(item, NodeWithScore) else (item, None)
+    seen: list[BaseNode] = []
+    while node is not None and all(node is not each for each in seen):
+        stands_for = _object_of(node)
+        if stands_for is None or node.get_content(metadata_mode=MetadataMode.NONE):
+            yield NodeWithScore(node=node, score=score) if seen else item
+        seen.append(node)
+        node = stands_for
+
+
+def _object_of(node: BaseNode) -> BaseNode | None:
+    """Return the node that a node stands for."""
     stands_for = node.obj if isinstance(node, IndexNode) else None
     if isinstance(stands_for, str):
-        stands_for = TextNode(text=stands_for, id_=f"{node.node_id}:object")
-    if not isinstance(stands_for, BaseNode) or node.get_content(metadata_mode=MetadataMode.NONE):
-        yield item
-    if isinstance(stands_for, BaseNode):
-        yield NodeWithScore(node=stands_for, score=score)
+        return TextNode(text=stands_for, id_=f"{node.node_id}:object")
+    if isinstance(stands_for, NodeWithScore):
+        return stands_for.node
+    return stands_for if isinstance(stands_for, BaseNode) else None
 
 
 class _Whole(NodeWithScore):

@@ -68,7 +68,7 @@ class SourceNodes(NodeLog):
         """Forget what was read."""
         self._not_read: dict[tuple[str, str], None] = {}
         self._nodes: list[NodeWithScore | _Light] = []
-        self._numbers: dict[tuple[str, int], int] = {}  # by id and text: pieces of a node may share its id
+        self._numbers: dict[tuple[str, Place, int], int] = {}  # by id, place and text: nodes may share an id
         self._places: list[tuple[str, int]] = []  # of each node: its document, and its start there
         self._are_numbered = True
         self._parts: list[tuple[int, int, int, int]] = []  # position in the whole text, length, node, start in the node
@@ -77,7 +77,7 @@ class SourceNodes(NodeLog):
     def node(self, item: NodeWithScore, place: Place) -> None:
         """Note the node that comes next."""
         text = item.node.get_content(metadata_mode=MetadataMode.NONE)
-        key = (item.node.node_id, hash(text))
+        key = (item.node.node_id, place, hash(text))
         self._current = self._numbers.setdefault(key, len(self._nodes))
         if self._current < len(self._nodes):
             return

@@ -11,7 +11,7 @@ from helpers.scripted_chat import ANSWER, DOCUMENT, INPUT, SMALL, WAYS, Model, c
 from langchain_core.load import dumps, load
 from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
-from langchain_core.runnables import ConfigurableField
+from langchain_core.runnables import ConfigurableField, RunnablePassthrough
 from pydantic import BaseModel
 
 from memagent_integrations import BackendError, Journal, MemAgentReader, PromptSet, ScriptedBackend, UsageError
@@ -72,13 +72,65 @@ async def test_include_raw_gives_the_message_the_object_and_the_error(how: str) 
         await call(failing, how)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_batches_of_objects(is_async: bool) -> None:
-    for batch_size in (1, 2):
-        backend = ScriptedBackend(lambda prompt: GOOD if prompt.phase == "answer" else "note", batch_size=batch_size)
-        subject = MemAgentReader(backend, **SMALL).with_structured_output(Meeting)
-        objects = await subject.abatch([INPUT] * 3) if is_async else subject.batch([INPUT] * 3)
-        assert objects == [Meeting(day="Friday", hour=9)] * 3
+class Batches(ScriptedBackend):
+    """Answers with no object where the question asks for none; knows how many prompts came together."""
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__(self.say, batch_size=batch_size)
+        self.sizes: list[int] = []
+
+    @staticmethod
+    def say(prompt: Prompt) -> str:
+        wrong = "Nothing?" in prompt.messages[-1].content
+        return "note" if prompt.phase == "memory" else "no object" if wrong else GOOD
+
+    def complete_batch(self, prompts: Any) -> Any:
+        self.sizes.append(len(prompts))
+        return super().complete_batch(prompts)
+
+
+async def batch_of(subject: Any, how: str, inputs: list[Any], **options: Any) -> list[Any]:
+    if how == "batch":
+        return list(subject.batch(inputs, **options))
+    if how == "abatch":
+        return list(await subject.abatch(inputs, **options))
+    pairs = subject.batch_as_completed if how == "batch_as_completed" else subject.abatch_as_completed
+    found = pairs(inputs, **options)
+    given = dict(found) if how == "batch_as_completed" else {number: item async for number, item in found}
+    return [given[number] for number in range(len(inputs))]
+
+
+@pytest.mark.parametrize("how", ["batch", "abatch", "batch_as_completed", "abatch_as_completed"])
+@pytest.mark.parametrize("batch_size", [1, 2])
+async def test_batches_of_objects(how: str, batch_size: int) -> None:
+    backend, meeting = Batches(batch_size), Meeting(day="Friday", hour=9)
+    subject = MemAgentReader(backend, **SMALL).with_structured_output(Meeting)
+    assert await batch_of(subject, how, [INPUT] * 4) == [meeting] * 4
+    inputs = [INPUT, {**INPUT, "question": "Nothing?"}]
+    with pytest.raises(BackendError, match="does not fit"):
+        await batch_of(subject, how, inputs)
+    good, error = await batch_of(subject, how, inputs, return_exceptions=True)
+    assert (good, type(error)) == (meeting, BackendError)
+    backend.sizes.clear()
+    raw = subject.reader.with_structured_output(Meeting, include_raw=True)
+    results = await batch_of(raw, how, [*inputs, *inputs])
+    assert [result["parsed"] for result in results] == [meeting, None] * 2
+    assert [type(result["parsing_error"]) for result in results] == [type(None), BackendError] * 2
+    assert backend.sizes == ([] if batch_size == 1 else [2] * 10), "prompts of readings at a time go together"
+    with pytest.raises(UsageError, match="no context"):
+        await batch_of(raw, how, [INPUT, {"question": "Why?"}])
+
+
+@every_way
+async def test_the_pieces_of_an_input_and_bound_parts_reach_a_reader_of_objects(how: str) -> None:
+    for include_raw in (False, True):
+        subject = structured().with_structured_output(Meeting, include_raw=include_raw)
+        chain = RunnablePassthrough.assign(context=lambda _: DOCUMENT) | subject
+        for result in (
+            await call(chain, how, {"question": "When?"}),
+            await call(subject.bind(question="When?"), how, DOCUMENT),
+        ):
+            assert (result["parsed"] if include_raw else result) == Meeting(day="Friday", hour=9)
 
 
 def test_an_output_that_is_no_schema_is_told_at_once() -> None:
@@ -91,7 +143,7 @@ def test_an_output_that_is_no_schema_is_told_at_once() -> None:
 
 def test_a_reader_of_objects_keeps_its_other_settings() -> None:
     subject: Any = structured(memory_tokens=33, trace_inputs="none").with_structured_output(Meeting)
-    assert (subject.first.memory_tokens, subject.first.trace_inputs, subject.first.output) == (33, "none", Meeting)
+    assert (subject.reader.memory_tokens, subject.reader.trace_inputs, subject.reader.output) == (33, "none", Meeting)
 
 
 # ---- two models ------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda
 from langchain_core.tracers import BaseTracer, Run
 from langchain_core.tracers.context import collect_runs
+from pydantic import BaseModel
 
 from memagent_integrations import BackendError, MemAgentReader, ScriptedBackend
 from memagent_integrations.langchain import MemAgentDocumentCompressor, MemAgentTool, build_graph
@@ -300,6 +301,25 @@ async def test_a_tool_that_is_run_directly_holds_no_text_either(is_async: bool) 
     assert tool.callbacks == [own]
     assert (len(list(tracer.runs())), len(list(own.runs()))) == (6, 1)
     assert SECRET not in tracer.text() + own.text()
+
+
+class Place(BaseModel):
+    """Where something is."""
+
+    place: str
+
+
+@every_way
+@pytest.mark.parametrize("include_raw", [False, True])
+async def test_the_runs_of_a_structured_answer_are_the_readers(how: str, include_raw: bool) -> None:
+    script = ScriptedBackend(lambda prompt: MEMORY if prompt.phase == "memory" else f'{{"place": "{ANSWER}"}}')
+    for trace_inputs, hidden in (("none", SECRET), ("elided", DOCUMENT)):
+        tracer = Recorder()
+        subject = reader(script, trace_inputs=trace_inputs).with_structured_output(Place, include_raw=include_raw)
+        result = await call(subject, how, TASK, {"callbacks": [tracer]})
+        assert (result["parsed"] if include_raw else result) == Place(place=ANSWER)
+        assert [run.name for run in tracer.roots] == ["MemAgentReader"]
+        assert hidden not in tracer.text()
 
 
 def test_debug_prints_no_text_with_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from langchain_core.callbacks import (
     dispatch_custom_event,
 )
 from langchain_core.messages import AIMessage, AIMessageChunk
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 
 from memagent_integrations.errors import UsageError
@@ -28,7 +28,7 @@ from memagent_integrations.langchain.inputs import ReaderInput, Task, merged, ta
 from memagent_integrations.langchain.messages import STEP, Answered, step_event
 from memagent_integrations.langchain.node import reader_node
 from memagent_integrations.langchain.settings import MEMORY, RUN
-from memagent_integrations.langchain.structured import parsed_of, raw_and_parsed
+from memagent_integrations.langchain.structured import ObjectReader
 from memagent_integrations.langchain.traces import data_without_text
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Plan, Reading, Step
@@ -190,10 +190,7 @@ class MemAgentReader(BatchingReader):
             UsageError: it is no such schema.
         """
         settings = {name: getattr(self, name) for name in self.model_fields_set - {"loaded"}}
-        reader = type(self)(**(settings | {"output": schema}))
-        if not include_raw:
-            return reader | RunnableLambda(parsed_of, name="parsed")
-        return raw_and_parsed(reader._read, reader._aread)
+        return ObjectReader(type(self)(**(settings | {"output": schema})), include_raw=include_raw)
 
     def as_tool(self, args_schema: Any = None, **settings: Any) -> BaseTool:
         """Return a tool of LangChain's whose arguments are the question and the context; see also `MemAgentTool`."""

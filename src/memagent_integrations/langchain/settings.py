@@ -139,9 +139,9 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
                 raise UsageError(f"{name} is for a LangChain model or a model given by name; a backend has its own")
         self._check_options("answer_model", "answer_options", self.answer_model, self.answer_options)
         is_policy = isinstance(self.model, str) and self.model.startswith("policy:")
-        if not is_policy:  # a policy's budgets are known once it is loaded
-            Reader(ScriptedBackend([]), **self._settings)
-        self._templates(self.prompts or PromptSet.default())
+        # a policy's budgets are known once it is loaded
+        known = {"prompts": self.prompts} if is_policy else self._settings
+        self._templates(Reader(ScriptedBackend([]), **known).prompts)
         return self
 
     @staticmethod

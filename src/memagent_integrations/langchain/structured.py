@@ -2,49 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from functools import reduce
+from operator import add
 from typing import Any
 
-from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.messages import AIMessage, BaseMessage, message_chunk_to_message
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.utils import ConfigurableFieldSpec
 
 from memagent_integrations.errors import BackendError
-from memagent_integrations.langchain.messages import Answered, message_fields
+from memagent_integrations.langchain.batches import BatchingReader, Pair
+from memagent_integrations.langchain.inputs import ReaderInput
+from memagent_integrations.langchain.messages import message_fields
 
 
-def parsed_of(message: AIMessage) -> Any:
-    """Return the object in a message."""
-    return message.additional_kwargs["parsed"]
+class ObjectReader(Runnable[ReaderInput, Any]):
+    """What `MemAgentReader.with_structured_output` returns. Its runs are the reader's, with what these may show."""
 
+    def __init__(self, reader: BatchingReader, *, include_raw: bool = False) -> None:
+        self.reader, self._include_raw = reader, include_raw
 
-def raw_and_parsed(
-    read: Callable[..., Answered], aread: Callable[..., Awaitable[Answered]]
-) -> Runnable[Any, dict[str, Any]]:
-    """Return a runnable that gives the message, the object in it, and the error of an answer that does not fit."""
+    @property
+    def InputType(self) -> Any:  # noqa: N802 (LangChain's name)
+        """The reader's."""
+        return self.reader.InputType
 
-    def run(input: Any, config: RunnableConfig, **bound: Any) -> dict[str, Any]:
+    @property
+    def OutputType(self) -> Any:  # noqa: N802 (LangChain's name)
+        """Whatever the schema describes."""
+        return Any
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """The reader's."""
+        return self.reader.config_specs
+
+    def invoke(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Read the document and return the object."""
         try:
-            return _fit(read(input, config, **bound).message)
+            return self._object_in(self.reader.invoke(input, config, **kwargs))
         except BackendError as error:
-            return _unfit(error)
+            return self._unfit(error)
 
-    async def arun(input: Any, config: RunnableConfig, **bound: Any) -> dict[str, Any]:
+    async def ainvoke(self, input: ReaderInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """`invoke`, async."""
         try:
-            return _fit((await aread(input, config, **bound)).message)
+            return self._object_in(await self.reader.ainvoke(input, config, **kwargs))
         except BackendError as error:
-            return _unfit(error)
+            return self._unfit(error)
 
-    return RunnableLambda(run, arun, name="memagent_structured")
+    def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        """Read what comes in pieces and yield the object; see `MemAgentReader.transform`."""
+        try:
+            chunks = list(self.reader.transform(input, config, **kwargs))
+        except BackendError as error:
+            yield self._unfit(error)
+            return
+        yield self._object_in(message_chunk_to_message(reduce(add, chunks)))
 
+    async def atransform(
+        self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncGenerator[Any]:
+        """`transform`, async."""
+        try:
+            chunks = [chunk async for chunk in self.reader.atransform(input, config, **kwargs)]
+        except BackendError as error:
+            yield self._unfit(error)
+            return
+        yield self._object_in(message_chunk_to_message(reduce(add, chunks)))
 
-def _fit(message: AIMessage) -> dict[str, Any]:
-    return {"raw": message, "parsed": parsed_of(message), "parsing_error": None}
+    def batch(
+        self, inputs: list[ReaderInput], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> list[Any]:
+        """Return the objects for many inputs, which are read as `MemAgentReader.batch` reads them."""
+        tolerant = return_exceptions or self._include_raw
+        outcomes = self.reader.batch(inputs, config, return_exceptions=tolerant, **kwargs)
+        return [self._outcome(outcome, return_exceptions=return_exceptions) for outcome in outcomes]
 
+    async def abatch(
+        self, inputs: list[ReaderInput], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> list[Any]:
+        """`batch`, async."""
+        tolerant = return_exceptions or self._include_raw
+        outcomes = await self.reader.abatch(inputs, config, return_exceptions=tolerant, **kwargs)
+        return [self._outcome(outcome, return_exceptions=return_exceptions) for outcome in outcomes]
 
-def _unfit(error: BackendError) -> dict[str, Any]:
-    """Return the answer that does not fit, with its error; raise the error of a reading that came to no answer."""
-    reading = error.reading
-    if reading is None or not reading.steps or reading.steps[-1].phase != "answer":
-        raise error
-    raw = AIMessage(content=reading.steps[-1].reply.text, **message_fields(reading))
-    return {"raw": raw, "parsed": None, "parsing_error": error}
+    def batch_as_completed(
+        self, inputs: Sequence[ReaderInput], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> Iterator[Pair]:
+        """`batch`, as an iterator over pairs of number and object, as they are completed."""
+        tolerant = return_exceptions or self._include_raw
+        for number, outcome in self.reader.batch_as_completed(inputs, config, return_exceptions=tolerant, **kwargs):
+            yield number, self._outcome(outcome, return_exceptions=return_exceptions)
+
+    async def abatch_as_completed(
+        self, inputs: Sequence[ReaderInput], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> AsyncGenerator[Pair]:
+        """`batch_as_completed`, async."""
+        tolerant = return_exceptions or self._include_raw
+        pairs = self.reader.abatch_as_completed(inputs, config, return_exceptions=tolerant, **kwargs)
+        async with aclosing(pairs) as completed:
+            async for number, outcome in completed:
+                yield number, self._outcome(outcome, return_exceptions=return_exceptions)
+
+    def _outcome(self, outcome: AIMessage | Exception, *, return_exceptions: bool) -> Any:
+        """Return what a batch gives for the outcome of one of its readings."""
+        if isinstance(outcome, AIMessage):
+            return self._object_in(outcome)
+        try:
+            if not isinstance(outcome, BackendError):
+                raise outcome
+            return self._unfit(outcome)
+        except Exception as error:
+            if return_exceptions:
+                return error
+            raise
+
+    def _object_in(self, message: BaseMessage) -> Any:
+        parsed = message.additional_kwargs["parsed"]
+        return {"raw": message, "parsed": parsed, "parsing_error": None} if self._include_raw else parsed
+
+    def _unfit(self, error: BackendError) -> dict[str, Any]:
+        """Return the answer that does not fit, with its error; raise the error of a reading that came to no answer."""
+        reading = error.reading
+        if not self._include_raw or reading is None or not reading.steps or reading.steps[-1].phase != "answer":
+            raise error
+        raw = AIMessage(content=reading.steps[-1].reply.text, **message_fields(reading))
+        return {"raw": raw, "parsed": None, "parsing_error": error}

@@ -24,6 +24,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda
 from langchain_core.tracers import BaseTracer, Run
 from langchain_core.tracers.context import collect_runs
+from langgraph.graph import START, StateGraph
 from pydantic import BaseModel
 
 from memagent_integrations import BackendError, MemAgentReader, ScriptedBackend
@@ -396,3 +397,116 @@ async def test_the_notes_of_a_compressor_are_no_text_of_a_trace_with_none(is_asy
     assert notes.page_content == MEMORY
     assert len(list(tracer.runs())) == 4
     assert SECRET not in tracer.text()
+
+
+def placing(text: str = f'{{"place": "{ANSWER}"}}') -> MemAgentReader:
+    return reader(ScriptedBackend(lambda prompt: MEMORY if prompt.phase == "memory" else text))
+
+
+def wrappers(trace_inputs: Any) -> dict[str, Runnable[Any, Any]]:
+    """Return what a reader makes around itself, by name."""
+    plain, of_places = (made.model_copy(update={"trace_inputs": trace_inputs}) for made in (reader(), placing()))
+    return {
+        "with_structured_output": of_places.with_structured_output(Place),
+        "include_raw": of_places.with_structured_output(Place, include_raw=True),
+        "as_node": plain.as_node(parts={"answer": "answer", "memory": "memory"}),
+        "as_tool": plain.as_tool(description="Reads."),
+    }
+
+
+WRAPPERS = ["with_structured_output", "include_raw", "as_node", "as_tool"]
+
+
+@pytest.mark.filterwarnings("ignore:This API is in beta")
+@pytest.mark.parametrize("mode", ["elided", "full", "none"])
+@pytest.mark.parametrize("how", [*WAYS, "batch", "abatch"])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+async def test_what_a_reader_makes_around_itself_is_traced_as_the_reader_is(wrapper: str, how: str, mode: str) -> None:
+    tracer, everything = Recorder(), Everything()
+    subject, config = wrappers(mode)[wrapper], {"callbacks": [tracer, everything]}
+    if how == "batch":
+        (given,) = subject.batch([TASK], config)  # type: ignore[arg-type]
+    elif how == "abatch":
+        (given,) = await subject.abatch([TASK], config)  # type: ignore[arg-type]
+    else:
+        given = await call(subject, how, TASK, config)
+    assert ANSWER in str(given)
+    (root,) = tracer.roots
+    reading = root if wrapper != "as_tool" else root.child_runs[0]
+    assert (reading.name, reading.run_type) == ("MemAgentReader", "chain")
+    assert {run.run_type for run in reading.child_runs} == {"llm"}, "no other run is started"
+    for run in (root, reading):
+        inputs = repr(run.inputs)
+        assert ("ZEBRADOCUMENT" in inputs) == (mode == "full")
+        assert ("ZEBRAQUESTION" in inputs) == (mode != "none")
+        assert ("1,080 characters" in inputs) == (mode != "full")
+        assert ("ZEBRAANSWER" in repr(run.outputs)) == (mode != "none")
+    if mode == "none":
+        assert SECRET not in tracer.text() + everything.text()
+
+
+@pytest.mark.filterwarnings("ignore:This API is in beta")
+@every_way
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+async def test_an_error_below_what_a_reader_makes_around_itself_is_no_text_with_none(wrapper: str, how: str) -> None:
+    def fail(prompt: Prompt) -> str:
+        raise BackendError(f"cannot answer {prompt.messages[0].content}")
+
+    failing, tracer, everything = reader(ScriptedBackend(fail)), Recorder(), Everything()
+    subject: Any = {
+        "with_structured_output": lambda: failing.with_structured_output(Place),
+        "include_raw": lambda: failing.with_structured_output(Place, include_raw=True),
+        "as_node": failing.as_node,
+        "as_tool": lambda: failing.as_tool(description="Reads."),
+    }[wrapper]()
+    with pytest.raises(BackendError, match=SECRET):
+        await call(subject, how, TASK, {"callbacks": [tracer, everything]})
+    assert "BackendError" in str(tracer.roots[0].error)
+    assert SECRET not in tracer.text() + everything.text()
+
+
+@every_way
+async def test_an_answer_that_does_not_fit_is_no_text_with_none(how: str) -> None:
+    tracer = Recorder()
+    subject = placing("ZEBRA of no schema").with_structured_output(Place, include_raw=True)
+    given = await call(subject, how, TASK, {"callbacks": [tracer]})
+    assert (given["parsed"], given["raw"].text) == (None, "ZEBRA of no schema")
+    assert SECRET not in tracer.text()
+
+
+@pytest.mark.parametrize("mode", ["elided", "full", "none"])
+async def test_event_streams_of_a_structured_answer_show_what_traces_do(mode: Any) -> None:
+    subject = wrappers(mode)["with_structured_output"]
+    events = [event async for event in subject.astream_events(TASK)]
+    assert ("ZEBRADOCUMENT" in repr(events[0]["data"])) == (mode == "full")
+    assert [event["event"] for event in events].count("on_custom_event") == 3
+    assert events[-1]["event"] == "on_chain_end"
+    if mode == "none":
+        assert SECRET not in repr(events)
+    else:
+        assert events[-1]["data"]["output"] == Place(place=ANSWER)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_node_of_a_reader_adds_no_run_to_the_graphs_own(is_async: bool) -> None:
+    tracer = Recorder()
+    builder: Any = StateGraph(dict)
+    builder.add_node("read", reader().as_node())
+    builder.add_edge(START, "read")
+    graph, config = builder.compile(), {"callbacks": [tracer]}
+    state = await graph.ainvoke(TASK, config) if is_async else graph.invoke(TASK, config)
+    assert state["answer"] == ANSWER
+    (root,) = tracer.roots
+    (node,) = root.child_runs
+    assert (node.name, [run.name for run in node.child_runs]) == ("read", ["MemAgentReader"])
+    assert SECRET not in repr([(run.inputs, run.outputs, run.events) for run in runs_below(node.child_runs)])
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_handlers_of_a_tool_itself_see_no_text_with_none(is_async: bool) -> None:
+    seen = Everything()
+    tool = MemAgentTool(reader(), context=DOCUMENT, callbacks=[seen])
+    asked = {"question": QUESTION}
+    assert ANSWER in str(await tool.ainvoke(asked) if is_async else tool.invoke(asked))
+    assert seen.seen
+    assert SECRET not in seen.text()

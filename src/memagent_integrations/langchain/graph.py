@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
-from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables import RunnableConfig
 from typing_extensions import TypedDict
 
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.langchain.messages import STEP, step_event
 from memagent_integrations.langchain.positions import Positions
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
+from memagent_integrations.langchain.runless import Runless
 from memagent_integrations.langchain.stored import StoredMemories, checked_store
 from memagent_integrations.reader import Reader
 from memagent_integrations.reader.position import Position
@@ -132,12 +132,12 @@ def build_graph(
         )
     nodes = _Nodes(reader, load, StoredMemories(namespace))
     builder = StateGraph(ReadingState, input_schema=ReadingTask)
-    builder.add_node("begin", _Node("begin", nodes.begin, nodes.abegin))
-    builder.add_node("read_chunk", _Node("read_chunk", nodes.read, nodes.aread, reader.tracing))
-    builder.add_node("answer", _Node("answer", nodes.answer, nodes.aanswer, reader.tracing))
+    builder.add_node("begin", Runless("begin", nodes.begin, nodes.abegin))
+    builder.add_node("read_chunk", Runless("read_chunk", nodes.read, nodes.aread, reader.tracing))
+    builder.add_node("answer", Runless("answer", nodes.answer, nodes.aanswer, reader.tracing))
     builder.add_edge(START, "begin")
     builder.add_edge("begin", "read_chunk")
-    builder.add_conditional_edges("read_chunk", _Node("next", _next, _anext), ["read_chunk", "answer"])
+    builder.add_conditional_edges("read_chunk", Runless("next", _next, _anext), ["read_chunk", "answer"])
     builder.add_edge("answer", END)
     before, after = _checked_nodes(interrupt_before), _checked_nodes(interrupt_after)
     graph = builder.compile(
@@ -211,30 +211,6 @@ def _checked_nodes(names: Literal["*"] | Sequence[str] | None) -> Any:
 
 def _unlimited(config: RunnableConfig | None) -> RunnableConfig:
     return {**(config or RunnableConfig()), "recursion_limit": _RECURSION_LIMIT}
-
-
-class _Node(Runnable[ReadingState, Any]):
-    """A sync and an async function as one node or edge. It starts no run: LangGraph starts one per node.
-
-    `tracing` makes the config for the runs in it.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        run: Callable[..., Any],
-        arun: Callable[..., Any],
-        tracing: Callable[[RunnableConfig], AbstractContextManager[RunnableConfig]] = nullcontext,
-    ) -> None:
-        self.name, self._run, self._arun, self._tracing = name, run, arun, tracing
-
-    def invoke(self, input: ReadingState, config: RunnableConfig | None = None, **_: Any) -> Any:
-        with self._tracing(ensure_config(config)) as config:
-            return self._run(input, config)
-
-    async def ainvoke(self, input: ReadingState, config: RunnableConfig | None = None, **_: Any) -> Any:
-        with self._tracing(ensure_config(config)) as config:
-            return await self._arun(input, config)
 
 
 class _Nodes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.langchain.messages import Answered
+from memagent_integrations.langchain.runless import Runless
 
 _MESSAGES = "messages"
 _PARTS: dict[str, Callable[[Answered], Any]] = {
@@ -55,7 +56,7 @@ def reader_node(
     async def anode(state: Any, config: RunnableConfig) -> dict[str, Any]:
         return update(await aread(task(state), config))
 
-    return RunnableLambda(node, anode, name="memagent")
+    return Runless("memagent", node, anode)
 
 
 def _from_state(state: Any, key: str, *default: Any) -> Any:

@@ -27,9 +27,10 @@ from memagent_integrations.langchain.batches import BatchingReader
 from memagent_integrations.langchain.inputs import ReaderInput, Task, merged, task_of
 from memagent_integrations.langchain.messages import STEP, Answered, step_event
 from memagent_integrations.langchain.node import reader_node
+from memagent_integrations.langchain.runless import shown
 from memagent_integrations.langchain.settings import MEMORY, RUN
 from memagent_integrations.langchain.structured import ObjectReader
-from memagent_integrations.langchain.traces import data_without_text
+from memagent_integrations.langchain.tool_runs import tool_of
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Plan, Reading, Step
 
@@ -132,21 +133,8 @@ class MemAgentReader(BatchingReader):
         """Stream the events of the reading; those of its own run show input and output as traces do."""
         if kwargs.get("version") == "v3":
             return super().astream_events(input, config, **kwargs)
-        return self._traced_events(input, config, kwargs)
-
-    async def _traced_events(self, input: Any, config: RunnableConfig | None, kwargs: Any) -> AsyncGenerator[Any]:
-        stream = cast("AsyncGenerator[Any]", super().astream_events(input, config, **kwargs))
-        root = None
-        async with aclosing(stream) as events:
-            async for event in events:
-                root = root or event["run_id"]
-                yield self._traced_event(event, input, kwargs) if event["run_id"] == root else event
-
-    def _traced_event(self, event: Any, input: Any, bound: Mapping[str, Any]) -> Any:
-        data = {**event["data"]}
-        if data.get("input") is input:
-            data["input"] = self.traced(input, bound)
-        return {**event, "data": data if self.trace_inputs != "none" else data_without_text(data)}
+        events = super().astream_events(input, config, **kwargs)
+        return shown(events, lambda event: self.shown_event(event, input, kwargs))
 
     def transform(
         self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any
@@ -194,9 +182,7 @@ class MemAgentReader(BatchingReader):
 
     def as_tool(self, args_schema: Any = None, **settings: Any) -> BaseTool:
         """Return a tool of LangChain's whose arguments are the question and the context; see also `MemAgentTool`."""
-        if args_schema is None:  # LangChain would ask for every key of the input, the memory too
-            settings.setdefault("arg_types", {"question": str, "context": Any})
-        return super().as_tool(args_schema, **settings)
+        return tool_of(self, self, args_schema, settings)
 
     def as_node(
         self,

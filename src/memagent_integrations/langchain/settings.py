@@ -30,7 +30,7 @@ from memagent_integrations.langchain.lazy import Lazy
 from memagent_integrations.langchain.models import resolved
 from memagent_integrations.langchain.runs import BackendInRuns
 from memagent_integrations.langchain.templates import template_of
-from memagent_integrations.langchain.traces import quiet_callbacks, quiet_model, without_text
+from memagent_integrations.langchain.traces import data_without_text, quiet_callbacks, quiet_model, without_text
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -275,6 +275,13 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     def traced(self, value: Any, bound: Mapping[str, Any] | None = None) -> Any:
         """Return the input as traces show it."""
         return value if self.trace_inputs == "full" else elided_input(value, bound or {})
+
+    def shown_event(self, event: Any, input: Any, bound: Mapping[str, Any]) -> Any:
+        """Return an event of the reader's own run, from an event stream, as traces show it."""
+        data = {**event["data"]}
+        if data.get("input") is input:
+            data["input"] = self.traced(input, bound)
+        return {**event, "data": data if self.trace_inputs != "none" else data_without_text(data)}
 
 
 def _is_langchains(name: str) -> bool:

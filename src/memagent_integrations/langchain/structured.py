@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import reduce
 from operator import add
@@ -11,11 +11,14 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, message_chunk_to_message
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import ConfigurableFieldSpec
+from langchain_core.tools import BaseTool
 
 from memagent_integrations.errors import BackendError
 from memagent_integrations.langchain.batches import BatchingReader, Pair
 from memagent_integrations.langchain.inputs import ReaderInput
 from memagent_integrations.langchain.messages import message_fields
+from memagent_integrations.langchain.runless import shown
+from memagent_integrations.langchain.tool_runs import tool_of
 
 
 class ObjectReader(Runnable[ReaderInput, Any]):
@@ -106,6 +109,24 @@ class ObjectReader(Runnable[ReaderInput, Any]):
         async with aclosing(pairs) as completed:
             async for number, outcome in completed:
                 yield number, self._outcome(outcome, return_exceptions=return_exceptions)
+
+    def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Stream the events of the reading as the reader shows them; the last one has the object, if traces have it."""
+        events = super().astream_events(input, config, **kwargs)
+        if kwargs.get("version") == "v3":
+            return events
+        return shown(events, lambda event: self._shown_event(event, input, kwargs))
+
+    def as_tool(self, args_schema: Any = None, **settings: Any) -> BaseTool:
+        """Return a tool of LangChain's that gives the object, as `MemAgentReader.as_tool` does."""
+        return tool_of(self, self.reader, args_schema, settings)
+
+    def _shown_event(self, event: Any, input: Any, bound: Mapping[str, Any]) -> Any:
+        event = self.reader.shown_event(event, input, bound)
+        output = event["data"].get("output")
+        if self.reader.trace_inputs == "none" or not isinstance(output, AIMessage):
+            return event
+        return {**event, "data": {**event["data"], "output": self._object_in(output)}}
 
     def _outcome(self, outcome: AIMessage | Exception, *, return_exceptions: bool) -> Any:
         """Return what a batch gives for the outcome of one of its readings."""

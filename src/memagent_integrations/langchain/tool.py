@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
-from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun, Callbacks
+from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, patch_config
-from langchain_core.tools import BaseTool, ToolException
+from langchain_core.tools import ToolException
 from pydantic import BaseModel, Field, create_model
 
 from memagent_integrations.documents import is_one_shot
 from memagent_integrations.errors import QuestionError, UsageError
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
+from memagent_integrations.langchain.tool_runs import ToolOfReader
 
 _QUESTION = "The question, complete in itself: whoever reads the document sees nothing of this conversation."
 _ONE = "Reads a whole document, however long, and answers a question about it."
@@ -28,7 +28,7 @@ class DocumentQuestion(BaseModel):
     question: str = Field(description=_QUESTION)
 
 
-class MemAgentTool(BaseTool):
+class MemAgentTool(ToolOfReader):
     """A tool that reads a document with `reader` for the model's question and returns the text of the answer.
 
     `context` is the document, in any form that `MemAgentReader` takes; the model passes "question". Alternatively
@@ -65,40 +65,6 @@ class MemAgentTool(BaseTool):
         settings.setdefault("handle_tool_error", True)
         settings.setdefault("args_schema", _arguments(by_name) if by_name else DocumentQuestion)
         super().__init__(reader=reader, context=context, documents=by_name, **settings)
-
-    def run(
-        self,
-        tool_input: str | dict[str, Any],
-        verbose: bool | None = None,
-        start_color: str | None = "green",
-        color: str | None = "green",
-        callbacks: Callbacks = None,
-        **options: Any,
-    ) -> Any:
-        """Read the document for a question, or for a call of the tool; in a run that shows what the reader's shows."""
-        with self._traced(callbacks, options) as (tool, told):
-            return super(MemAgentTool, tool).run(tool_input, verbose, start_color, color, **told)
-
-    async def arun(
-        self,
-        tool_input: str | dict[str, Any],
-        verbose: bool | None = None,
-        start_color: str | None = "green",
-        color: str | None = "green",
-        callbacks: Callbacks = None,
-        **options: Any,
-    ) -> Any:
-        """`run`, async."""
-        with self._traced(callbacks, options) as (tool, told):
-            return await super(MemAgentTool, tool).arun(tool_input, verbose, start_color, color, **told)
-
-    @contextmanager
-    def _traced(self, callbacks: Callbacks, options: Mapping[str, Any]) -> Iterator[tuple[Self, dict[str, Any]]]:
-        """Yield this tool and the options of its run, with callbacks that see what the reader's traces show."""
-        config = RunnableConfig(**{**(options.get("config") or {}), "callbacks": callbacks})  # type: ignore[typeddict-item]
-        with self.reader.tracing(config) as traced:
-            tool = self.model_copy(update={"callbacks": self.reader.traced_callbacks(self.callbacks)})
-            yield tool, {**options, "config": traced, "callbacks": traced.get("callbacks")}
 
     def _run(
         self,

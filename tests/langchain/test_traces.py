@@ -474,6 +474,7 @@ async def test_an_answer_that_does_not_fit_is_no_text_with_none(how: str) -> Non
     assert SECRET not in tracer.text()
 
 
+@pytest.mark.filterwarnings("ignore:This API is in beta")
 @pytest.mark.parametrize("mode", ["elided", "full", "none"])
 async def test_event_streams_of_a_structured_answer_show_what_traces_do(mode: Any) -> None:
     subject = wrappers(mode)["with_structured_output"]
@@ -510,3 +511,23 @@ async def test_handlers_of_a_tool_itself_see_no_text_with_none(is_async: bool) -
     assert ANSWER in str(await tool.ainvoke(asked) if is_async else tool.invoke(asked))
     assert seen.seen
     assert SECRET not in seen.text()
+
+
+@pytest.mark.parametrize("mode", ["elided", "full", "none"])
+@pytest.mark.parametrize("kind", ["as_node", "build_graph"])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_the_custom_stream_of_a_graph_has_the_memory_and_its_event_what_traces_hold(
+    kind: str, mode: Any, is_async: bool
+) -> None:
+    subject, tracer = reader(trace_inputs=mode), Recorder()
+    builder: Any = StateGraph(dict)
+    builder.add_node("read", subject.as_node())
+    builder.add_edge(START, "read")
+    graph: Any = builder.compile() if kind == "as_node" else build_graph(subject, load=lambda _: DOCUMENT)
+    task, options = {**TASK, "source": "a name"}, {"config": {"callbacks": [tracer]}, "stream_mode": "custom"}
+    if is_async:
+        written = [data async for data in graph.astream(task, **options)]
+    else:
+        written = list(graph.stream(task, **options))
+    assert [data["memagent_step"]["memory"] for data in written] == [MEMORY] * 3
+    assert {data["memory"] for _, data, _ in tracer.custom} == {"<19 characters>" if mode == "none" else MEMORY}

@@ -11,15 +11,18 @@ from typing import Any
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
 
-from memagent_integrations.langchain.inputs import elided
 from memagent_integrations.records import Reading, Step, Usage
 
 STEP = "memagent_step"
 """Name of the custom event that follows each memory update."""
 
 
-def step_event(step: Step, *, with_text: bool = True) -> dict[str, Any]:
-    """Return the data of a step's custom event; inside a LangGraph node, also write it to the node's stream."""
+def step_event(step: Step) -> dict[str, Any]:
+    """Return the data of a step's custom event; inside a LangGraph node, also write it to the node's stream.
+
+    That stream is output which the caller asks for. The event is seen by tracers, whose handlers are told what
+    `trace_inputs` allows.
+    """
     span = step.span
     data = {
         "step": step.index,
@@ -29,7 +32,6 @@ def step_event(step: Step, *, with_text: bool = True) -> dict[str, Any]:
         "seconds": step.reply.seconds,
         "chunk": {"start": span.start, "end": span.end, "tokens": span.tokens} if span else None,
     }
-    data = data if with_text else without_memory(data)
     if langgraph := sys.modules.get("langgraph.config"):
         try:
             write = langgraph.get_stream_writer()
@@ -37,11 +39,6 @@ def step_event(step: Step, *, with_text: bool = True) -> dict[str, Any]:
             return data
         write({STEP: data})
     return data
-
-
-def without_memory(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the data of a step's event with the memory elided."""
-    return {**data, "memory": elided(data["memory"])}
 
 
 def usage_metadata(usage: Usage) -> UsageMetadata | None:

@@ -32,7 +32,7 @@ from memagent_integrations.langchain.settings import MEMORY, RUN
 from memagent_integrations.langchain.structured import ObjectReader
 from memagent_integrations.langchain.tool_runs import tool_of
 from memagent_integrations.reader import Reader
-from memagent_integrations.records import Plan, Reading, Step
+from memagent_integrations.records import Plan, Reading
 
 
 class MemAgentReader(BatchingReader):
@@ -253,7 +253,7 @@ class MemAgentReader(BatchingReader):
             elif isinstance(event, str):
                 yield event
             elif event.phase == "memory":
-                dispatch_custom_event(STEP, self._step_event(event), config=config)
+                dispatch_custom_event(STEP, step_event(event), config=config)
 
     async def _aevents(self, task: Task, config: RunnableConfig, *, whole: bool) -> AsyncGenerator[Any]:
         """`_events`, async."""
@@ -267,10 +267,7 @@ class MemAgentReader(BatchingReader):
                 elif isinstance(event, str):
                     yield event
                 elif event.phase == "memory":
-                    await adispatch_custom_event(STEP, self._step_event(event), config=config)
-
-    def _step_event(self, step: Step) -> dict[str, Any]:
-        return step_event(step, with_text=self.trace_inputs != "none")
+                    await adispatch_custom_event(STEP, step_event(event), config=config)
 
 
 def checked_reader(reader: Any) -> MemAgentReader:

@@ -19,7 +19,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config
 
 from memagent_integrations.langchain.inputs import elided
-from memagent_integrations.langchain.messages import STEP, without_memory
+from memagent_integrations.langchain.messages import STEP
 from memagent_integrations.langchain.models import mapped
 from memagent_integrations.langchain.muted import with_handlers
 
@@ -194,7 +194,7 @@ def _failed(error: BaseException, **kwargs: Any) -> Arguments:
 
 
 def _dispatched(name: str, data: Any, **kwargs: Any) -> Arguments:
-    return (name, without_memory(data) if name == STEP else _quiet(data)), kwargs
+    return (name, {**data, "memory": elided(data["memory"])} if name == STEP else _quiet(data)), kwargs
 
 
 _EVENTS: dict[str, Callable[..., Arguments]] = {

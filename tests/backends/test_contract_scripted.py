@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from helpers.contract import BackendContract
 
-from memagent_integrations import Backend, ContextOverflow, ScriptedBackend
+from memagent_integrations import Backend, ContextOverflow, ScriptedBackend, UsageError
 from memagent_integrations.records import Prompt
 
 
@@ -23,3 +23,8 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 class TestScripted(BackendContract):
     pass
+
+
+def test_a_script_is_not_the_letters_of_one_text() -> None:
+    with pytest.raises(UsageError, match="script has to be a list of replies or a function, not a str"):
+        ScriptedBackend("7319")

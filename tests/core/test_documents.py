@@ -217,6 +217,22 @@ async def test_async_documents_that_fail() -> None:
         [piece async for piece in apieces(broken(UsageError("mine")))]
 
 
+def test_a_node_is_not_searched_for_the_methods_of_a_loader() -> None:
+    """A list may have many nodes, each of which would take its time to say that it has no such method."""
+    asked: list[str] = []
+
+    class Node:
+        def get_content(self) -> str:
+            return "text"
+
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            raise AttributeError(name)
+
+    assert not is_async([Node()] * 3)
+    assert not asked
+
+
 def test_kinds() -> None:
     assert is_one_shot(iter(""))
     assert not is_one_shot(["a"])

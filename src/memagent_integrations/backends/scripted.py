@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 
 from memagent_integrations.backends.base import Backend
 from memagent_integrations.checks import check_int, drop_none
-from memagent_integrations.errors import BackendError, MemAgentError
+from memagent_integrations.errors import BackendError, MemAgentError, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
 
 Line = str | Reply | MemAgentError
@@ -25,6 +25,9 @@ class ScriptedBackend(Backend):
     is cut, as a real model's would be.
 
     >>> backend = ScriptedBackend(["The key is 7.", "7"])
+
+    Raises:
+        UsageError: a setting is wrong, or the script is a single text.
     """
 
     name = "scripted"
@@ -39,6 +42,10 @@ class ScriptedBackend(Backend):
         structured: bool = True,
     ) -> None:
         check_int(batch_size=batch_size, concurrency=concurrency, **drop_none(window=window))
+        if isinstance(script, str):
+            raise UsageError(
+                "script has to be a list of replies or a function, not a str, whose letters would be replies"
+            )
         self._script = script if callable(script) else None
         self._lines = iter(()) if callable(script) else iter(script)
         self._lock = threading.Lock()

@@ -270,3 +270,32 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_of_each_input(how: str)
     subject = MemAgentReader("openai:x", backend_options={"temprature": 1})
     answers = await batch(subject, how, tasks(2), return_exceptions=True)
     assert [type(answer) for answer in answers] == [UsageError] * 2
+
+
+@pytest.mark.parametrize("max_concurrency", [None, 2])
+async def test_an_async_batch_that_is_left_or_fails_leaves_no_reading_behind(max_concurrency: int | None) -> None:
+    waiting, started, ended = asyncio.Event(), 0, 0
+
+    class Waiting(Model):
+        async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> Any:
+            nonlocal started, ended
+            text, started = str(messages[-1].text), started + 1
+            try:
+                if "Which of 0?" not in text:
+                    await waiting.wait()
+                elif "fail" in text:
+                    raise ConnectionError("the server is gone")
+                return await super()._agenerate(messages, **options)
+            finally:
+                ended += 1
+
+    reader, before = MemAgentReader(Waiting(), tokenizer=count, **SMALL), asyncio.all_tasks()
+    config: Any = {"max_concurrency": max_concurrency} if max_concurrency else None
+    pairs = reader.abatch_as_completed(tasks(5, 1), config)
+    assert (await anext(pairs))[0] == 0
+    await pairs.aclose()
+    assert (asyncio.all_tasks() - before, started) == (set(), ended)
+    failing = [{"question": "Which of 0?", "context": "to fail"}, *tasks(5, 1)[1:]]
+    with pytest.raises(BackendError, match="the server is gone"):
+        await reader.abatch(failing, config)
+    assert (asyncio.all_tasks() - before, started) == (set(), ended)

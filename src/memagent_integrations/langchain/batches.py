@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import as_completed
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +56,6 @@ class BatchingReader(ReaderSettings):
     ) -> list[AIMessage]:
         """`batch`, async."""
         plan = await asyncio.to_thread(self._batch, inputs, config, kwargs)
-        if plan.at_a_time == 1:
-            return await super().abatch(inputs, plan.configs, return_exceptions=return_exceptions, **kwargs)
         async with aclosing(plan.acompleted(return_exceptions=return_exceptions)) as pairs:
             outputs = {number: output async for number, output in pairs}
         return [outputs[number] for number in range(len(inputs))]
@@ -67,12 +65,7 @@ class BatchingReader(ReaderSettings):
     ) -> AsyncGenerator[Pair]:
         """`batch_as_completed`, async."""
         plan = await asyncio.to_thread(self._batch, inputs, config, kwargs)
-        options: Any = {"return_exceptions": return_exceptions}
-        if plan.at_a_time == 1:
-            async for pair in super().abatch_as_completed(inputs, plan.configs, **options, **kwargs):
-                yield pair
-            return
-        async with aclosing(plan.acompleted(**options)) as pairs:
+        async with aclosing(plan.acompleted(return_exceptions=return_exceptions)) as pairs:
             async for pair in pairs:
                 yield pair
 
@@ -129,12 +122,16 @@ class _Batch:
                     task.cancel()
 
     async def acompleted(self, *, return_exceptions: bool) -> AsyncGenerator[Pair]:
-        """`completed`, async."""
-        gate, reader = self._begin()
-        free = asyncio.Semaphore(self.at_a_time)
+        """`completed`, async, also for inputs that are read each on its own.
+
+        LangChain's own batches would leave tasks behind when they are cancelled, or left.
+        """
+        gate, reader = self._begin() if self.at_a_time > 1 else (None, self.reader)
+        most = self.at_a_time if gate else self.configs[0].get("max_concurrency") if self.configs else None
+        free = asyncio.Semaphore(most) if most else nullcontext()
 
         async def read(number: int) -> Pair:
-            async with free, gate.amember():
+            async with free, gate.amember() if gate else nullcontext():
                 try:
                     return number, await reader.ainvoke(self.inputs[number], self.configs[number], **self.options)
                 except Exception as error:
@@ -147,7 +144,8 @@ class _Batch:
             for task in asyncio.as_completed(tasks):
                 yield await task
         finally:
-            gate.stop()
+            if gate:
+                gate.stop()
             for own in tasks:
                 own.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

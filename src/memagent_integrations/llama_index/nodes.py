@@ -123,6 +123,7 @@ def docstore_of(retriever: BaseRetriever) -> BaseDocumentStore | None:
 
 def _with_object(item: BaseNode | NodeWithScore) -> Iterator[BaseNode | NodeWithScore]:
     """Yield a node, and those that it stands for if it is an `IndexNode`: its text may be no more than a summary."""
+    node: BaseNode | None
     node, score = (item.node, item.score) if isinstance(item, NodeWithScore) else (item, None)
     seen: list[BaseNode] = []
     while node is not None and all(node is not each for each in seen):

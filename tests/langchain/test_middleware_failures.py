@@ -16,8 +16,8 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langgraph.checkpoint.memory import InMemorySaver
 
 from memagent_integrations import BackendError, ContextOverflow, MemAgentReader, ScriptedBackend, UsageError
-from memagent_integrations.langchain.folding import Folding
 from memagent_integrations.langchain.middleware import MemAgentMiddleware
+from memagent_integrations.langchain.notes import Folding
 from memagent_integrations.records import Prompt, Reply
 
 BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

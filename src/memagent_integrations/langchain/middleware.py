@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 from memagent_integrations.checks import check_int, check_question, drop_none
 from memagent_integrations.conversation import MEMORY_TEMPLATE, QUESTION, render_memory
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
-from memagent_integrations.langchain.folding import Folding
+from memagent_integrations.langchain.notes import Folding
 from memagent_integrations.langchain.reader import MemAgentReader, checked_reader
 from memagent_integrations.langchain.transcripts import transcript_of
 from memagent_integrations.reader.folding import PassedOver

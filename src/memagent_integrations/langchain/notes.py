@@ -1,4 +1,4 @@
-"""Notes on a question, taken in a run of their own: shared by the compressor and the memory of an agent."""
+"""Notes on a question, taken in a run of their own: for the compressor, and for the memory of an agent."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableConfig, RunnableLambda
 from memagent_integrations.langchain.messages import STEP, message_fields, step_event
 from memagent_integrations.langchain.reader import MemAgentReader
 from memagent_integrations.reader import Reader
+from memagent_integrations.reader.folding import PassedOver, afold, fold
 from memagent_integrations.reader.running import AsyncProgress, Progress
 from memagent_integrations.records import Reading, Step
 
@@ -44,11 +45,11 @@ class NoteTaking:
 
     def memorize(self, reader: Reader, progress: Progress) -> AIMessage:
         """Return the notes that the reader takes."""
-        return to_notes(reader.memorize(self._question, self._document, memory=self._memory, progress=progress))
+        return _message(reader.memorize(self._question, self._document, memory=self._memory, progress=progress))
 
     async def amemorize(self, reader: Reader, progress: AsyncProgress) -> AIMessage:
         """`memorize`, async."""
-        return to_notes(await reader.amemorize(self._question, self._document, memory=self._memory, progress=progress))
+        return _message(await reader.amemorize(self._question, self._document, memory=self._memory, progress=progress))
 
     def _read(self, _: Any, config: RunnableConfig) -> AIMessage:
         def dispatch(step: Step) -> None:
@@ -63,6 +64,24 @@ class NoteTaking:
         return await self.amemorize(await asyncio.to_thread(self._reader.under, config), dispatch)
 
 
-def to_notes(reading: Reading) -> AIMessage:
+class Folding(NoteTaking):
+    """`NoteTaking` for a text that is thrown away: what is not in the notes is afterwards in `passed_over`."""
+
+    passed_over: tuple[PassedOver, ...] = ()  # not in the message, which traces show
+
+    def memorize(self, reader: Reader, progress: Progress) -> AIMessage:
+        """Return the notes."""
+        folded = fold(reader, self._question, self._document, memory=self._memory, progress=progress)
+        self.passed_over = folded.passed_over
+        return _message(folded.reading)
+
+    async def amemorize(self, reader: Reader, progress: AsyncProgress) -> AIMessage:
+        """`memorize`, async."""
+        folded = await afold(reader, self._question, self._document, memory=self._memory, progress=progress)
+        self.passed_over = folded.passed_over
+        return _message(folded.reading)
+
+
+def _message(reading: Reading) -> AIMessage:
     """Return the memory of a reading as a message."""
     return AIMessage(content=reading.memory, **message_fields(reading))

@@ -65,7 +65,9 @@ def check_question(question: Any) -> None:
     Raises:
         QuestionError: it is not.
     """
-    if not isinstance(question, str) or not question.strip():
+    if question and not isinstance(question, str):
+        raise QuestionError(f"the question has to be a str, not {type(question).__name__}")
+    if not question or not question.strip():
         raise QuestionError("the question is empty")
 
 

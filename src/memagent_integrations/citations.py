@@ -61,7 +61,7 @@ class Citation:
                 # documents that were cut from one, without `start_index`, have the same name and begin at 0 all
                 found, most = (text, held) if held > most else (found, most)
         if found is None:
-            problem = f"ends before character {self.end}" if known else "is not in it"
+            problem = f"ends before character {self.end}" if known else "is not in it (of a file, pass the Path)"
             raise UsageError(f"this is not the document that was read: {self.document_id} {problem}")
         return found
 

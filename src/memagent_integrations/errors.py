@@ -19,10 +19,17 @@ MemAgentError
 
 from __future__ import annotations
 
+import json
+from importlib import metadata
+from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from memagent_integrations.records import Reading
+
+_PACKAGE = "memagent-integrations"
 
 
 class MemAgentError(Exception):
@@ -60,7 +67,7 @@ class MissingExtra(MemAgentError, ImportError):
     @classmethod
     def extra(cls, what: str, extra: str) -> MissingExtra:
         """Return the error for a missing module `what` that the optional dependency group `extra` installs."""
-        return cls(what, command=f"pip install 'memagent-integrations[{extra}]'")
+        return cls(what, command=f"pip install {_requirement(extra)}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_unpickle, (type(self), self.args), self.__dict__)
@@ -137,6 +144,24 @@ class ContextOverflow(MemAgentError):
 def is_control_flow(error: BaseException) -> bool:
     """Return whether LangGraph leads a run by this exception: an interrupt, a jump to another node, its limits."""
     return any(kind.__module__.partition(".")[0] == "langgraph" for kind in type(error).__mro__)
+
+
+def _requirement(extra: str) -> str:
+    """Return what pip installs this package with an extra from: the folder that it was installed from, if there is one.
+
+    A name in a registry may be that of another package, or of none.
+    """
+    from urllib.request import url2pathname  # it imports what talks HTTP
+
+    try:
+        origin = json.loads(metadata.distribution(_PACKAGE).read_text("direct_url.json") or "{}")  # PEP 610
+    except (metadata.PackageNotFoundError, ValueError):
+        origin = {}
+    folder = url2pathname(urlsplit(origin.get("url", "")).path)
+    if "dir_info" not in origin or not Path(folder).is_dir():
+        return f"'{_PACKAGE}[{extra}]'"
+    editable = "-e " if origin["dir_info"].get("editable") else ""
+    return f"{editable}{quote(f'{folder}[{extra}]')}"
 
 
 def _unpickle(error_class: type[MemAgentError], args: tuple[object, ...]) -> MemAgentError:

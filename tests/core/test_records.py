@@ -72,8 +72,32 @@ def test_unknown_usage_stays_unknown(reading: Reading) -> None:
 
 def test_missing_extra_says_how() -> None:
     error = MissingExtra.extra("xllamacpp", "llamacpp")
-    assert str(error) == "xllamacpp is not installed; run: pip install 'memagent-integrations[llamacpp]'"
+    assert str(error) == f"xllamacpp is not installed; run: {error.command}"
+    assert error.command.endswith("[llamacpp]'")
     assert isinstance(error, ImportError)
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        (None, "pip install 'memagent-integrations[serve]'"),
+        ('{"url": "file://{folder}", "dir_info": {}}', "pip install '{folder}[serve]'"),
+        ('{"url": "file://{folder}", "dir_info": {"editable": true}}', "pip install -e '{folder}[serve]'"),
+        ('{"url": "file://{folder}/deleted", "dir_info": {}}', "pip install 'memagent-integrations[serve]'"),
+        ('{"url": "https://example.org/x.whl", "archive_info": {}}', "pip install 'memagent-integrations[serve]'"),
+        ("not JSON", "pip install 'memagent-integrations[serve]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_came_from(
+    origin: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "memagent_integrations-0.1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: memagent-integrations\nVersion: 0.1.0\n")
+    if origin is not None:
+        (installed / "direct_url.json").write_text(origin.replace("{folder}", str(tmp_path)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert MissingExtra.extra("starlette", "serve").command == expected.replace("{folder}", str(tmp_path))
 
 
 def test_a_notebook_shows_a_reading_and_runs_nothing_of_it() -> None:

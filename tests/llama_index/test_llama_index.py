@@ -423,6 +423,11 @@ def test_wrong_settings_are_said_at_once(arguments: dict[str, Any], message: str
         MemAgentSynthesizer(**arguments)
 
 
+def test_a_model_in_place_of_a_synthesizer_is_told_where_it_belongs() -> None:
+    with pytest.raises(UsageError, match=r"synthesizer of LlamaIndex, not ScriptedBackend; .*from_documents"):
+        MemAgentQueryEngine([Document(text="text")], scripted())  # type: ignore[arg-type]
+
+
 # Reading
 
 
@@ -760,7 +765,7 @@ def test_the_door() -> None:
     script = "import sys; sys.modules['llama_index.core'] = None\nimport memagent_integrations.llama_index"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "MissingExtra" in done.stderr
-    assert "pip install 'memagent-integrations[llama-index]'" in done.stderr
+    assert "[llama-index]'" in done.stderr
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

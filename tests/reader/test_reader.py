@@ -250,6 +250,15 @@ def test_models_that_are_none() -> None:
         Reader(object())  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="unknown model 'gpt'; use one of openai:NAME"):
         Reader("gpt")
+    with pytest.raises(UsageError, match="unknown model 'smolm2'; did you mean smollm2"):
+        Reader("smolm2")
+
+
+def test_a_question_and_prompts_of_another_type_are_named() -> None:
+    with pytest.raises(UsageError, match="the question has to be a str, not list"):
+        reader().read(["a document"], "Who?")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="prompts has to be a PromptSet, not str"):
+        Reader(ScriptedBackend([]), prompts="{question}")  # type: ignore[arg-type]
 
 
 def test_a_plan_is_what_is_done() -> None:

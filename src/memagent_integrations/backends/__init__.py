@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from difflib import get_close_matches
 from typing import Any
 
 from memagent_integrations import policies
@@ -48,8 +49,10 @@ def load_backend(spec: str, **options: Any) -> Backend:
     if kind in _KINDS and name:
         return _make(kind, name, options)
     known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *embedded.EMBEDDED])
+    meant = get_close_matches(spec, embedded.EMBEDDED, 1)
+    hint = f"did you mean {meant[0]}? There are" if meant else "use one of"
     raise UsageError(
-        f"unknown model {spec!r}; use one of {known}, or in MemAgentReader provider:NAME of LangChain's init_chat_model"
+        f"unknown model {spec!r}; {hint} {known}, or in MemAgentReader provider:NAME of LangChain's init_chat_model"
     )
 
 

@@ -42,7 +42,7 @@ class MemAgentQueryEngine(BaseQueryEngine):
         callback_manager: gets the events; default: that of the synthesizer.
 
     Raises:
-        UsageError: the source cannot be read.
+        UsageError: the source cannot be read, or the synthesizer is none.
     """
 
     def __init__(
@@ -53,6 +53,12 @@ class MemAgentQueryEngine(BaseQueryEngine):
         node_postprocessors: Postprocessors = None,
         callback_manager: CallbackManager | None = None,
     ) -> None:
+        if not isinstance(response_synthesizer, BaseSynthesizer | None):
+            kind = type(response_synthesizer).__name__
+            raise UsageError(
+                f"response_synthesizer has to be a synthesizer of LlamaIndex, not {kind}; "
+                "an LLM goes to from_documents(documents, llm)"
+            )
         self._source: Any = [Document(text=source)] if isinstance(source, str) else source
         self._used = False
         self._response_synthesizer = response_synthesizer or MemAgentSynthesizer(callback_manager=callback_manager)

@@ -45,6 +45,8 @@ def load_setup(
     _check_answer_model(answer_model, answer_options)
     if not isinstance(limits, Limits | None):
         raise UsageError(f"limits has to be a Limits, not {limits!r}")
+    if not isinstance(prompts, PromptSet | None):
+        raise UsageError(f"prompts has to be a PromptSet, not {type(prompts).__name__}")
     check_int(**drop_none(window=window))
     defaults = Budgets()
     if isinstance(model, str) and names_policy(model):

@@ -82,7 +82,7 @@ class Setup:
         """Check that every prompt for this question will fit; return the tokens of the question.
 
         Raises:
-            QuestionError: the question is empty, or longer than its budget.
+            QuestionError: the question is no text, empty, or longer than its budget.
             ContextOverflow: the budgets do not fit the window.
         """
         check_question(question)

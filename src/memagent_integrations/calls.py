@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -23,6 +24,7 @@ from memagent_integrations.loop import Turns, advance, exchange
 from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.telemetry import under
 
+_log = logging.getLogger(__name__)
 _LONGEST_PAUSE = 60.0  # seconds; when a server asks for a longer one, the call is not retried
 _ALMOST = 0.05  # seconds by which a client's own time limit, set to the same time, may come before ours
 _BURST = 10  # retries that may follow one another at once
@@ -89,6 +91,7 @@ class Calls:
         self._breaker = _Breaker(limits.breaker_threshold, limits.breaker_cooldown)
         self._lock = threading.Lock()
         self._retries_left = float(_BURST)  # a token bucket, as in gRPC's retry throttling
+        self._warned: set[str] = set()
 
     def __reduce__(self) -> tuple[type[Calls], tuple[Limits]]:
         return Calls, (self.limits,)  # a copy has a breaker and a bucket of its own
@@ -107,6 +110,14 @@ class Calls:
                 return request()
             answer: _T = Retrying(**self._retry_options(backend, None))(request)
         return answer
+
+    def warn(self, message: str) -> None:
+        """Log a warning about the model, once for all readings."""
+        with self._lock:
+            known = message in self._warned
+            self._warned.add(message)
+        if not known:
+            _log.warning("%s", message)
 
     def complete(self, backend: Backend, prompt: Prompt, cancelled: threading.Event | None = None) -> Reply:
         """Return the reply to one prompt. There are no more retries once `cancelled` is set."""

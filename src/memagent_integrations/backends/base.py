@@ -27,6 +27,8 @@ class Backend(ABC):
     """The name under which `load_backend` would find it; every reading records it."""
     window: int | None = None
     """Context window in tokens, or None if unknown."""
+    takes_any_length: bool = False
+    """Whether it has no window, so that one need not be known."""
     template_tokens: int = 64
     """Tokens that the chat template adds to a message, at most."""
     batch_size: int = 1

@@ -31,6 +31,7 @@ class ScriptedBackend(Backend):
     """
 
     name = "scripted"
+    takes_any_length = True
 
     def __init__(
         self,

@@ -102,6 +102,7 @@ class _Gathered(Backend):
         self.name, self.template_tokens = backend.name, backend.template_tokens
         self.batch_size, self.concurrency = backend.batch_size, backend.concurrency
         self.max_retries, self.structured = backend.max_retries, backend.structured
+        self.takes_any_length = backend.takes_any_length
 
     @property
     def identity(self) -> dict[str, object]:

@@ -34,7 +34,7 @@ class BackendInRuns(ChatModelBackend):
         super().__init__(_BackendModel(backend=backend), config, concurrency=backend.concurrency)
         self._backend = backend
         self.batch_size, self.max_retries = backend.batch_size, backend.max_retries
-        self.template_tokens = backend.template_tokens
+        self.template_tokens, self.takes_any_length = backend.template_tokens, backend.takes_any_length
 
     @property
     def structured(self) -> bool:  # type: ignore[override]

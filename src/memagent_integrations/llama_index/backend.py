@@ -47,8 +47,7 @@ class LLMBackend(Backend):
 
     `tokenizer` counts tokens: a counter, or a name that `load_counter` knows. The default is LlamaIndex's global
     tokenizer (`Settings.tokenizer`; unless set, that of GPT-3.5, which comes with llama-index-core); for exact chunk
-    sizes pass the model's own. `window` defaults to what the LLM knows of its context window; if it knows nothing, a
-    warning is logged.
+    sizes pass the model's own. `window` defaults to what the LLM knows of its context window.
 
     Raises:
         UsageError: the tokenizer cannot be loaded; at the first call: there is no LLM, or it does not know its model.
@@ -122,10 +121,7 @@ class LLMBackend(Backend):
         if self._window:
             return self._window
         llm = self.llm
-        window = window_of(llm, self._metadata(llm))
-        if window is None:
-            self._warn(f"{self.name} does not know its context window: pass window=...; 8,192 tokens are assumed")
-        return window
+        return window_of(llm, self._metadata(llm))
 
     @property
     def template_tokens(self) -> int:  # type: ignore[override]

@@ -35,8 +35,18 @@ class Model:
         return {"backend": self.backend, "calls": self.calls, "window": self.window}  # without the cached counter
 
     def resolve_window(self) -> int:
-        """Return the window to keep to: the one that was set, else the backend's (perhaps by a call), else 8,192."""
-        return self.window or self.calls.query(self.backend, lambda: self.backend.window) or _DEFAULT_WINDOW
+        """Return the window to keep to: the one that was set, else the backend's (perhaps by a call), else 8,192.
+
+        That it is not known is a warning in the log, once.
+        """
+        if window := self.window or self.calls.query(self.backend, lambda: self.backend.window):
+            return window
+        if not self.backend.takes_any_length:
+            self.calls.warn(
+                f"{self.backend.name} does not know its context window; {_DEFAULT_WINDOW:,} tokens are assumed: "
+                "pass window=..."
+            )
+        return _DEFAULT_WINDOW
 
     def count(self, text: str) -> int:
         """Return the tokens of a text as it is."""

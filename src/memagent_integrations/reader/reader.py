@@ -40,7 +40,7 @@ class Reader(BaseReader):
         output_tokens: most tokens of one reply, thinking included; default: `memory_tokens` for an update, 1,024 for
             the answer.
         overlap_tokens: tokens that a chunk repeats of the one before, 0 by default.
-        window: the model's context window; default: what the backend says, else 8,192.
+        window: the model's context window; default: what the backend says, else 8,192, with a warning in the log.
         journal: a `Journal`, or the file of one, in which every step is recorded. What is recorded is not read again:
             an interrupted reading is continued, a complete one costs nothing.
         limits: how long to wait for a slow model, and how often to retry a failing one.

@@ -44,8 +44,9 @@ class Setup:
         backend = self.model_for("answer").backend
         if self.output and not backend.structured:
             raise UsageError(
-                f"{backend.name} cannot keep an answer to a schema (output); openai:NAME, llamacpp:FILE.gguf and "
-                "vllm:NAME can: name one of these as answer_model"
+                f"{backend.name} cannot keep an answer to a schema (output). Pass a model that can as answer_model: "
+                "openai:NAME, llamacpp:FILE.gguf or vllm:NAME, a chat model of LangChain's that can call tools, or (as "
+                "answer_llm) an LLM of LlamaIndex's"
             )
         if self.output and self.prompts.answer_format == "boxed":
             raise UsageError(

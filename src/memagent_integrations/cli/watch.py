@@ -21,6 +21,7 @@ _STYLES = {-1: "dim strike", 0: "", 1: "bold color(28)"}
 _WORD = re.compile(r"\S+\s*|\s+")
 _LOW = 16  # on a terminal with fewer lines than this, nothing but the memory gets space
 _MOST_REMOVED = 12  # words shown of a passage that was removed
+_CELLS = str.maketrans({"\t": "    ", "\u200c": "\ufffd", "\u200d": "\ufffd"})  # joined letters have no certain width
 
 
 class WatchedReading(ReadingProgress):
@@ -158,4 +159,4 @@ def _cells(char: str) -> int:
 
 
 def _safe(text: str) -> str:
-    return printable(text.replace("\r\n", "\n")).replace("\t", "    ")
+    return printable(text.replace("\r\n", "\n")).translate(_CELLS)

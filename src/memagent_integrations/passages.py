@@ -33,7 +33,10 @@ class Passage:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A statement whose `new` terms are looked for; `continues`: it has origins for others, or is like an older one."""
+    """A statement whose `new` terms are looked for.
+
+    `continues`: its other terms have origins. `likeness` is the share of it that an older statement holds.
+    """
 
     statement: Statement
     new: frozenset[str]

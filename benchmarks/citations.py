@@ -217,7 +217,8 @@ def main() -> None:
     args = parser.parse_args()
     data, count = Data(args.data), ScriptedBackend([]).count
     loaded = {name: tasks.load(name, data) for name in TASKS}
-    results: dict[str, Any] = {"command": sys.argv, "noting a section of 5,000 tokens, ms": cost(data)}
+    command = f"python benchmarks/citations.py --data DIR --seed {args.seed}"
+    results: dict[str, Any] = {"command": command, "noting a section of 5,000 tokens, ms": cost(data)}
     for sections in args.sections:
         measured: dict[str, list[Measured]] = {name: [] for name in TASKS}
         begun = time.perf_counter()

@@ -205,12 +205,12 @@ async def test_c_a_chat_openai_tells_the_same_usage_streamed_or_not() -> None:
 
 
 def test_c_what_an_openai_like_does_not_know_or_tell_is_unknown() -> None:
-    """It reports a window of 3,900, no chat model, and no usage in streams; its own three retries are the only ones."""
+    """It reports a window of 3,900 and no usage in streams; its own three retries are the only ones."""
 
     class OpenAI(FakeLLM):
         @property
         def metadata(self) -> LLMMetadata:
-            return LLMMetadata(context_window=3900, is_chat_model=False, model_name="local")
+            return LLMMetadata(context_window=3900, is_chat_model=True, model_name="local")
 
     class OpenAILike(OpenAI):
         pass
@@ -221,7 +221,9 @@ def test_c_what_an_openai_like_does_not_know_or_tell_is_unknown() -> None:
     response: Any = engine.query("Why?")
     assert "".join(response.response_gen) == "the answer is seven"
     assert set(response.metadata["memagent"]["usage"].values()) == {None}
-    assert [options for *_, options in llm.calls] == [{"max_tokens": 60}] * len(llm.calls)
+    *updates, answer = [options for *_, options in llm.calls]
+    assert updates == [{"max_tokens": 60}] * len(updates)
+    assert answer == {"max_tokens": 60, "stream_options": {"include_usage": True}}
 
 
 def test_c_tokens_are_counted_without_a_download() -> None:

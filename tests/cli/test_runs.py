@@ -100,7 +100,7 @@ def test_another_model_answers_and_a_run_is_resumed_with_both(
         assert (body["model"], body["temperature"]) == ("large", 0.5)
         assert len(prompts(server)) == CHUNKS + 1
     done = read(server, document, "--answer-base-url", "http://127.0.0.1:9/v1")
-    assert (done.exit_code, "there is none" in done.stderr) == (2, True)
+    assert (done.exit_code, "give that too" in done.stderr) == (2, True)
 
 
 def test_a_run_is_shown_exported_edited_and_deleted(server: Loopback, document: Path, tmp_path: Path) -> None:

@@ -108,6 +108,15 @@ def test_a_script_takes_prompts_of_any_length(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.heavy
+OPENAI = {"api_key": "k", "base_url": "https://api.openai.com/v1", "tokenizer": "approximate"}
+
+
+def test_the_windows_of_openais_models_are_larger_than_what_is_assumed(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), Reader("openai:gpt-5-mini", backend_options=OPENAI) as reader:
+        reader.plan(*INPUT.values())
+    assert not told(caplog)
+
+
 @pytest.mark.openai
 def test_an_endpoint_that_reports_its_window_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with Loopback(chat(lambda _: "x")) as server, caplog.at_level(logging.WARNING):

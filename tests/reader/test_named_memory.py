@@ -317,7 +317,8 @@ from helpers.carried import PARTS, QUESTION, CHUNK_TOKENS
 url, file = sys.argv[1:]
 options = {"base_url": url + "/v1", "tokenizer": "approximate"}
 with Journal(file) as journal:
-    reader = Reader("openai:m", chunk_tokens=CHUNK_TOKENS, memory_tokens=400, journal=journal, backend_options=options)
+    sizes = {"chunk_tokens": CHUNK_TOKENS, "memory_tokens": 400, "window": 8192}
+    reader = Reader("openai:m", **sizes, journal=journal, backend_options=options)
     for part in PARTS:
         print(reader.read(QUESTION, part, memory=journal.memory("case")).memory, flush=True)
 """

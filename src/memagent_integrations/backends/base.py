@@ -28,7 +28,7 @@ class Backend(ABC):
     window: int | None = None
     """Context window in tokens, or None if unknown."""
     takes_any_length: bool = False
-    """Whether it has no window, so that one need not be known."""
+    """Whether its window need not be known: it has none, or one that is larger than what is assumed."""
     template_tokens: int = 64
     """Tokens that the chat template adds to a message, at most."""
     batch_size: int = 1

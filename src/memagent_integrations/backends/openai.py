@@ -83,6 +83,7 @@ class OpenAIBackend(Backend):
         self._address = address.geturl()
         self._secrets = [self._client.api_key, *secrets, *map(str, self._settings["default_query"].values())]
         self._hosted = f".{address.hostname}".endswith(".openai.com")
+        self.takes_any_length = self._hosted
         self._options = drop_none(temperature=temperature, top_p=top_p, seed=seed)
         self._extra_body = dict(extra_body or {})
         self._limit: LimitParameter = limit_parameter or ("max_completion_tokens" if self._hosted else "max_tokens")

@@ -107,7 +107,6 @@ def test_a_script_takes_prompts_of_any_length(caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
 
 
-@pytest.mark.heavy
 OPENAI = {"api_key": "k", "base_url": "https://api.openai.com/v1", "tokenizer": "approximate"}
 
 
@@ -117,6 +116,7 @@ def test_the_windows_of_openais_models_are_larger_than_what_is_assumed(caplog: p
     assert not told(caplog)
 
 
+@pytest.mark.heavy
 @pytest.mark.openai
 def test_an_endpoint_that_reports_its_window_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with Loopback(chat(lambda _: "x")) as server, caplog.at_level(logging.WARNING):

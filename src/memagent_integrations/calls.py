@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from memagent_integrations.backends import Backend
+from memagent_integrations.breaker import Breaker
 from memagent_integrations.checks import Number, check_int, check_number, drop_none
 from memagent_integrations.errors import BackendError, CallTimeout, MemAgentError, RunTimeout
 from memagent_integrations.loop import Turns, advance, exchange
@@ -88,7 +89,7 @@ class Calls:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._breaker = _Breaker(limits.breaker_threshold, limits.breaker_cooldown)
+        self._breaker = Breaker(limits.breaker_threshold, limits.breaker_cooldown)
         self._lock = threading.Lock()
         self._retries_left = float(_BURST)  # a token bucket, as in gRPC's retry throttling
         self._warned: set[str] = set()
@@ -332,75 +333,6 @@ class Calls:
                 "with a journal, read again to resume"
             )
         return CallTimeout(f"the model gave no reply within {limits.call_timeout:g} s (call_timeout)")
-
-
-class _Breaker:
-    """Refuses calls for `cooldown` seconds after `threshold` failures in a row; then it lets one call through.
-
-    If that call succeeds, all others are let through as well. Only failures that may pass (`retryable`) count; other
-    failures are about a single prompt. A call that was cancelled counts neither way.
-    """
-
-    def __init__(self, threshold: int, cooldown: float) -> None:
-        self._threshold, self._cooldown = threshold, cooldown
-        self._lock = threading.Lock()
-        self._failures, self._open_until = 0, 0.0
-        self._trial_running = False
-
-    @contextmanager
-    def call(self, name: str) -> Iterator[None]:
-        """Refuse the block, which makes a call, or run it and note how it ends.
-
-        Raises:
-            BackendError: the call is refused.
-        """
-        with self._lock:
-            is_trial = self._check(name)
-            self._trial_running = self._trial_running or is_trial
-        try:
-            yield
-        except BaseException as error:
-            with self._lock:
-                if is_trial:
-                    self._trial_running = False
-                self._note_failure(error, reopen=is_trial)
-            raise
-        with self._lock:
-            self._failures, self._trial_running = 0, False
-
-    @contextmanager
-    def query(self, name: str) -> Iterator[None]:
-        """Refuse the block, which asks the server for something else than a reply, or run it and note only a failure.
-
-        Raises:
-            BackendError: the query is refused.
-        """
-        with self._lock:
-            self._check(name)
-        try:
-            yield
-        except BaseException as error:
-            with self._lock:
-                self._note_failure(error, reopen=True)
-            raise
-
-    def _check(self, name: str) -> bool:
-        """Return whether this is the one call that is let through although the last ones have failed."""
-        if self._failures < self._threshold:
-            return False
-        if self._trial_running or time.monotonic() < self._open_until:
-            raise BackendError(
-                f"{name} was not asked: its last {self._threshold} calls failed; "
-                f"the next is made {self._cooldown:g} s after them",
-                retryable=True,
-            )
-        return True
-
-    def _note_failure(self, error: BaseException, *, reopen: bool) -> None:
-        if isinstance(error, BackendError) and error.retryable and not isinstance(error, RunTimeout):
-            self._failures += 1
-            if self._failures == self._threshold or (reopen and self._failures > self._threshold):
-                self._open_until = time.monotonic() + self._cooldown
 
 
 def _extended(deadline: float, seconds: float, prompt: Prompt) -> float:

@@ -7,7 +7,6 @@ framework has to be installed. Text is read when it is needed and not kept.
 from __future__ import annotations
 
 import asyncio
-import codecs
 import logging
 import threading
 import weakref
@@ -22,15 +21,15 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, contextmanager, nullcontext, suppress
+from contextlib import aclosing, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from inspect import isawaitable
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
-from memagent_integrations import files
 from memagent_integrations.errors import MemAgentError, UsageError, is_control_flow
 from memagent_integrations.places import in_document_order, is_node, node_of, place_of, text_of
+from memagent_integrations.text_files import text_blocks
 
 SEPARATOR = "\n\n"
 """The text between two documents of a collection, which keeps them apart."""
@@ -39,26 +38,12 @@ Item = TypeVar("Item")
 
 _log = logging.getLogger(__name__)
 _LONGEST_FILE_NAME = 255
-_BLOCK_SIZE = 1 << 18  # bytes of a file that are read at a time
-_BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with the one of UTF-16
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
 _ASYNC_LOADERS = {  # the async method of a loader, and the sync ones that it may have besides
     "alazy_load": ("lazy_load", "load"),
     "alazy_load_data": ("lazy_load_data", "load_data", "iter_data"),
     "aload_data": ("lazy_load_data", "load_data", "iter_data"),
 }
 _READ_ASYNC = "read it with aread, astream or aread_many; in LangChain with ainvoke or astream"
-_BINARY_FORMATS = (
-    (b"%PDF-", "a PDF"),
-    (b"PK\x03\x04", "a ZIP, DOCX or EPUB archive"),
-    (b"\x89PNG", "a PNG image"),
-    (b"\x1f\x8b", "gzip data"),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,7 +234,7 @@ class Joiner:
             return
         yield from self.next_document()
         if isinstance(item, Path):
-            yield from _read(item)
+            yield from _pieces_of_file(item)
         else:
             yield _from_object(item, self._documents, self.find)
 
@@ -391,33 +376,9 @@ def page_of(metadata: Any) -> str | None:
     return next((str(page) for page in pages if page not in (None, "")), None)
 
 
-def _read(path: Path) -> Iterator[Piece]:
-    """Yield the text of a file, block by block, with unchanged line ends."""
-    with files.accessing("read", path), path.open("rb") as file:
-        yield from _decoded(path, file)
-
-
-def _decoded(path: Path, file: IO[bytes]) -> Iterator[Piece]:
-    block, position = file.read(_BLOCK_SIZE), 0
-    if binary := next((name for magic, name in _BINARY_FORMATS if block.startswith(magic)), None):
-        raise UsageError(
-            f"{path} is {binary}, not a text file; extract its text first, for example with a document loader"
-        )
-    encoding = next((name for mark, name in _BYTE_ORDER_MARKS if block.startswith(mark)), "utf-8")
-    if encoding == "utf-8" and block.count(0) > len(block) // 10:
-        raise UsageError(
-            f"{path} is not UTF-8 text: it is full of NUL bytes (binary data, or UTF-16 without a byte order mark); "
-            "convert it"
-        )
-    decoder = codecs.getincrementaldecoder(encoding)()
-    try:
-        while block:
-            text = decoder.decode(block)
+def _pieces_of_file(path: Path) -> Iterator[Piece]:
+    position = 0
+    with closing(text_blocks(path)) as blocks:
+        for text in blocks:
             yield Piece(text=text, document_id=str(path), start=position)
             position += len(text)
-            block = file.read(_BLOCK_SIZE)
-        decoder.decode(b"", final=True)
-    except UnicodeError as error:
-        raise UsageError(
-            f"{path} is not {encoding} text ({error}); convert it, or decode it yourself and pass the str"
-        ) from error

@@ -12,6 +12,7 @@ from itertools import chain
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.errors import MemAgentError
+from memagent_integrations.langchain.around import BackendAround
 from memagent_integrations.records import Prompt, Reply
 
 
@@ -94,26 +95,12 @@ class Gate:
         return complete
 
 
-class _Gathered(Backend):
+class _Gathered(BackendAround):
     """A backend whose calls wait at a gate."""
 
     def __init__(self, gate: Gate, backend: Backend) -> None:
-        self._gate, self._backend = gate, backend
-        self.name, self.template_tokens = backend.name, backend.template_tokens
-        self.batch_size, self.concurrency = backend.batch_size, backend.concurrency
-        self.max_retries, self.structured = backend.max_retries, backend.structured
-        self.takes_any_length = backend.takes_any_length
-
-    @property
-    def identity(self) -> dict[str, object]:
-        return self._backend.identity
-
-    @property
-    def window(self) -> int | None:  # type: ignore[override]
-        return self._backend.window
-
-    def count(self, text: str) -> int:
-        return self._backend.count(text)
+        self._stand_for(backend)
+        self._gate = gate
 
     def complete(self, prompt: Prompt) -> Reply:
         pending = _Pending(backend=self._backend, prompt=prompt)

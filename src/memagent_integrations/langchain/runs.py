@@ -17,13 +17,14 @@ from pydantic import ConfigDict, PrivateAttr
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.backends.base import digest
+from memagent_integrations.langchain.around import BackendAround
 from memagent_integrations.langchain.backend import ChatModelBackend
 from memagent_integrations.langchain.messages import usage_metadata
 from memagent_integrations.langchain.rendering import model_input
 from memagent_integrations.records import Prompt, Reply
 
 
-class BackendInRuns(ChatModelBackend):
+class BackendInRuns(BackendAround, ChatModelBackend):
     """A backend whose calls are runs of a chat model, children of the run of `config`.
 
     So tracers, usage handlers, `set_llm_cache` and LangGraph's stream of messages see them as they see any other
@@ -31,38 +32,12 @@ class BackendInRuns(ChatModelBackend):
     """
 
     def __init__(self, backend: Backend, config: RunnableConfig | None = None) -> None:
-        super().__init__(_BackendModel(backend=backend), config, concurrency=backend.concurrency)
-        self._backend = backend
-        self.batch_size, self.max_retries = backend.batch_size, backend.max_retries
-        self.template_tokens, self.takes_any_length = backend.template_tokens, backend.takes_any_length
-
-    @property
-    def structured(self) -> bool:  # type: ignore[override]
-        """Whether the backend keeps to a schema."""
-        return self._backend.structured
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The backend's name."""
-        return self._backend.name
+        super().__init__(_BackendModel(backend=backend), config)
+        self._stand_for(backend)
 
     def name_of(self, reported: str | None) -> str:
         """Return the backend's name."""
         return self.name
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The backend's identity: a run that was recorded without LangChain is the same."""
-        return self._backend.identity
-
-    @property
-    def window(self) -> int | None:  # type: ignore[override]
-        """The backend's window."""
-        return self._backend.window
-
-    def count(self, text: str) -> int:
-        """Return the number of tokens in `text`."""
-        return self._backend.count(text)
 
     def complete(self, prompt: Prompt) -> Reply:
         """Return the backend's reply."""

@@ -79,30 +79,29 @@ def cite(
                 if term in times:
                     weights[term] += share * weight * rarity(times[term], len(every))
 
-    def order(each: tuple[int, Statement, Origin]) -> tuple[float, int, int, int]:
-        number, of, origin = each
+    def order(each: tuple[int, Statement, int, Origin]) -> tuple[float, int, int, int]:
+        number, of, step, origin = each
         relevance = total(weights, origin.terms & of.weights.keys()) + 0.5 * total(weights, of.weights)
-        return -round(relevance, 9), number, origin.step or 0, origin.start or 0
+        return -round(relevance, 9), number, step, origin.start or 0
 
     placed = [
-        (number, of, origin)
+        (number, of, step, origin)
         for number, of in enumerate(every)
         for origin in origins[of.text]
-        if origin.step is not None
+        if (step := origin.step) is not None and step in spans
     ]
     known: set[tuple[str, str, int, int]] = set()
-    for _, of, origin in sorted(placed, key=order):
-        for citation in _citations(of.text, origin, spans):
+    for _, of, step, origin in sorted(placed, key=order):
+        for citation in _citations(of.text, step, origin, spans[step]):
             key = (of.text, citation.document_id, citation.start, citation.end)
             if key not in known:
                 known.add(key)
                 yield citation
 
 
-def _citations(text: str, origin: Origin, spans: Mapping[int, Span]) -> Iterator[Citation]:
-    """Yield the places of an origin in the documents that its chunk consists of."""
-    span = spans.get(origin.step) if origin.step is not None else None
-    for source in span.sources if span else ():
+def _citations(text: str, step: int, origin: Origin, span: Span) -> Iterator[Citation]:
+    """Yield the places of an origin, which a step found, in the documents that its chunk consists of."""
+    for source in span.sources:
         size = source.end - source.start
         start = max((origin.start or 0) - source.offset, 0)
         end = size if origin.end is None else min(origin.end - source.offset, size)
@@ -113,7 +112,7 @@ def _citations(text: str, origin: Origin, spans: Mapping[int, Span]) -> Iterator
                 start=source.start + start,
                 end=source.start + end,
                 page=source.page,
-                step=origin.step or 0,
+                step=step,
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeForm:
+class NodeForm(ABC):
     """How nodes are read. A framework says in a subclass what its nodes are.
 
     Args:
@@ -55,9 +56,9 @@ class NodeForm:
         """Return the node with an id, from wherever nodes are kept; None if it is not there."""
         return None
 
+    @abstractmethod
     def nodes(self, item: Any) -> Iterator[Any]:
         """Yield the nodes, with their scores, that are read for an item."""
-        raise NotImplementedError
 
     def around(self, node: Any, text: str) -> tuple[str, str]:
         """Return what stands before and after the text of a node."""

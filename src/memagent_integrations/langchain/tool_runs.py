@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from langchain_core.callbacks import Callbacks
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool, StructuredTool
 from pydantic import Field
 
@@ -19,7 +19,7 @@ class ToolOfReader(BaseTool):
 
     reader: Any
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields: Any) -> None:  # its subclasses take more fields than a type checker sees
         super().__init__(**fields)
 
     def run(
@@ -51,7 +51,7 @@ class ToolOfReader(BaseTool):
     @contextmanager
     def _traced(self, callbacks: Callbacks, options: Mapping[str, Any]) -> Iterator[tuple[Self, dict[str, Any]]]:
         """Yield this tool and the options of its run, with callbacks that see what the reader's traces show."""
-        config = RunnableConfig(**{**(options.get("config") or {}), "callbacks": callbacks})  # type: ignore[typeddict-item]
+        config: Any = {**(options.get("config") or {}), "callbacks": callbacks}
         with self.reader.tracing(config) as traced:
             tool = self.model_copy(update={"callbacks": self.reader.traced_callbacks(self.callbacks)})
             yield tool, {**options, "config": traced, "callbacks": traced.get("callbacks")}

@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,17 +130,6 @@ def test_a_run_goes_on_when_somebody_counts_its_tokens(tmp_path: Path) -> None:
 
 
 # Settings.llm
-
-
-@pytest.fixture
-def settings_llm() -> Iterator[Callable[[LLM | None], None]]:
-    before = Settings._llm
-
-    def use(llm: LLM | None) -> None:
-        Settings._llm = llm
-
-    yield use
-    Settings._llm = before
 
 
 async def test_the_llm_of_the_settings_is_looked_up_for_each_reading(

@@ -84,17 +84,6 @@ def spans() -> Iterator[SimpleSpanHandler]:
 
 
 @pytest.fixture
-def settings_llm() -> Iterator[Callable[[LLM | None], None]]:
-    before = Settings._llm
-
-    def use(llm: LLM | None) -> None:
-        Settings._llm = llm
-
-    yield use
-    Settings._llm = before
-
-
-@pytest.fixture
 async def memory_with() -> AsyncIterator[Callable[..., Memory]]:
     """Makes a `Memory`, in a database that is closed at the end."""
     engine = create_async_engine("sqlite+aiosqlite:///:memory:")

@@ -11,6 +11,8 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from opentelemetry import trace
+from opentelemetry.util._once import Once
 from pytest_examples import CodeExample, EvalExample, find_examples
 
 pytestmark = pytest.mark.heavy
@@ -19,10 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("example", list(find_examples(str(ROOT / "README.md"), str(ROOT / "docs"))), ids=str)
-def test_a_fence(example: CodeExample, eval_example: EvalExample) -> None:
+def test_a_fence(example: CodeExample, eval_example: EvalExample, monkeypatch: pytest.MonkeyPatch) -> None:
     if example.prefix_settings().get("test") == "skip":  # it needs a server or a download; its syntax counts
         compile(example.source, str(example.path), "exec")
         return
+    # a page may set up tracing for the whole process: that ends with its fence
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
     eval_example.set_config(line_length=150)
     run = (
         eval_example.run_print_update if eval_example.update_examples else eval_example.run_print_check

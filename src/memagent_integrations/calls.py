@@ -41,6 +41,7 @@ class Limits:
         call_timeout: seconds for one try of a call; None: as long as the backend waits.
         run_timeout: seconds for one reading, from its first call on; None: no limit.
         max_retries: retries of one call; None: the backend's `max_retries`.
+        empty_retries: how often a reply that holds no memory or no answer is asked for again.
         retry_ratio: retries allowed for each call, over all readings of the reader, beyond the first ten.
         breaker_threshold: after this many failed calls in a row, over all readings, calls are refused ...
         breaker_cooldown: ... for this many seconds; then one call is let through, and decides.
@@ -54,6 +55,7 @@ class Limits:
     call_timeout: Number[float | None] = None
     run_timeout: Number[float | None] = None
     max_retries: Number[int | None] = None
+    empty_retries: Number[int] = 2
     retry_ratio: Number[float] = 0.2
     breaker_threshold: Number[int] = 10
     breaker_cooldown: Number[float] = 30.0
@@ -62,7 +64,7 @@ class Limits:
         check_number(least=0.001, most=1e9, **drop_none(call_timeout=self.call_timeout, run_timeout=self.run_timeout))
         check_number(most=1e6, retry_ratio=self.retry_ratio, breaker_cooldown=self.breaker_cooldown)
         check_int(breaker_threshold=self.breaker_threshold)
-        check_int(least=0, **drop_none(max_retries=self.max_retries))
+        check_int(least=0, empty_retries=self.empty_retries, **drop_none(max_retries=self.max_retries))
 
 
 def limited(turns: Turns, run_timeout: float | None) -> Turns:

@@ -20,6 +20,12 @@ _CONTROL = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+IGNORABLE = (
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+"""The characters that nobody sees, for a class of a regular expression: Default_Ignorable_Code_Point of Unicode."""
+_VISIBLE = re.compile(f"[^\\s\\x00-\\x1f\\x7f-\\x9f\u2800{IGNORABLE}]")
 _UNSENDABLE = re.compile("[\x00\ud800-\udfff]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -31,6 +37,11 @@ def neutralise(text: str) -> str:
     surrogates, which no tokenizer accepts, become U+FFFD.
     """
     return _CONTROL.sub(lambda match: "‹" if match[0] == "<" else "［", _UNSENDABLE.sub("\ufffd", text))
+
+
+def visible(text: str) -> bool:
+    """Return whether a text has anything to see: white space, controls and what Unicode lets ignore are nothing."""
+    return _VISIBLE.search(text) is not None
 
 
 def tags_of(template: str) -> tuple[str, ...]:

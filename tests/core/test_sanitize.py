@@ -28,6 +28,6 @@ def test_what_nobody_sees_is_nothing(text: str) -> None:
     assert visible(f"{text}x{text}")
 
 
-@pytest.mark.parametrize("text", [".", "0", "\u0301", "❤️", "\ufffd", "\ud800", "\u0600", "\u2581", "字"])
+@pytest.mark.parametrize("text", [".", "0", "\u0301", "❤️", "\ufffd", "\u0600", "\u2581", "字"])
 def test_a_single_sign_is_something(text: str) -> None:
     assert visible(text)

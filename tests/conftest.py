@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from helpers.data import DATA
+from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 from tenacity import wait_none
 
 from memagent_integrations import calls
@@ -23,6 +25,22 @@ HEAVY = {
     "xllamacpp": "imports llama.cpp",
 }
 """What no test does that is not marked `heavy`: events of `sys.audit`, and modules."""
+
+
+# In the gate the same few examples each time: a failure is that of the change. `long` is scripts/fuzz: new ones with
+# each run, and those that failed first. A loaded machine is slow, which is no failure of a test.
+settings.register_profile(
+    "default", max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "long",
+    settings.get_profile("default"),
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples"),
+    max_examples=int(os.environ.get("MEMAGENT_FUZZ_EXAMPLES", "1000")),
+    print_blob=True,
+)
+settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

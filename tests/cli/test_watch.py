@@ -17,8 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from helpers.fuzz import one_in
 from helpers.readings import LONG_MEMORY, PLAN, make_step
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -186,7 +187,7 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=80, deadline=None)
+@pytest.mark.fuzz
 @given(
     before=TEXTS,
     after=TEXTS,
@@ -202,7 +203,8 @@ def test_no_frame_is_larger_than_the_terminal(before: str, after: str, width: in
     assert_harmless(drawn)
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.fuzz
+@one_in(4)
 @given(memory=TEXTS, width=st.integers(40, 200))
 def test_no_text_is_lost(memory: str, width: int) -> None:
     expected = "".join(char if char.isprintable() else "\ufffd" for char in re.sub(r"[ \n\t]", "", memory))

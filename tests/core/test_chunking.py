@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.counters import COUNTERS
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_integrations import UsageError
@@ -44,7 +44,7 @@ def encodable(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", COUNTERS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.fuzz
 @given(text=TEXT.map(encodable), size=st.integers(40, 200))
 def test_chunks_join_to_the_text_and_keep_their_size(name: str, text: str, size: int) -> None:
     count = COUNTERS[name]()

@@ -403,6 +403,7 @@ WORDS = st.lists(
 ).map("".join)
 
 
+@pytest.mark.fuzz
 @given(memories=st.lists(WORDS, max_size=4), sections=st.lists(WORDS, min_size=4, max_size=4), person=st.booleans())
 def test_any_text_has_a_lineage(memories: list[str], sections: list[str], person: bool) -> None:
     lineage, before, steps = Lineage(), "", []

@@ -164,6 +164,7 @@ VALUES = st.deferred(
 )
 
 
+@pytest.mark.fuzz
 @given(VALUES)
 def test_whatever_fits_a_class_fits_its_schema(value: Anything) -> None:
     assert Output(Anything.model_json_schema()).parse(value.model_dump_json()) == value.model_dump()

@@ -51,6 +51,7 @@ def blocks(prompt: str) -> list[str]:
     return re.findall(r"<(/?\w+)>", prompt)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(question=TEXT, memory=TEXT, section=TEXT)
 def test_no_text_breaks_the_structure(layout: Layout, question: str, memory: str, section: str) -> None:
@@ -64,6 +65,7 @@ def test_no_text_breaks_the_structure(layout: Layout, question: str, memory: str
     message.content.encode()
 
 
+@pytest.mark.fuzz
 @given(text=TEXT)
 def test_harmless_text_keeps_its_length_and_its_plain_parts(text: str) -> None:
     harmless = PromptSet.default().harmless(text)
@@ -188,6 +190,7 @@ SIGNS = [
 ]
 
 
+@pytest.mark.fuzz
 @given(
     reply=st.lists(st.sampled_from(SIGNS)).map("".join),
     cuts=st.lists(st.integers(0, 60)),

@@ -15,6 +15,7 @@ from memagent_integrations import MissingExtra, UsageError
 from memagent_integrations.tokens import approximate, counter_of, cut, fit, load_counter, openai_counter
 
 
+@pytest.mark.fuzz
 @given(size=st.integers(0, 300), limit=st.integers(1, 400), step=st.integers(1, 7))
 def test_fit_finds_the_largest(size: int, limit: int, step: int) -> None:
     def cost(n: int) -> int:
@@ -23,6 +24,7 @@ def test_fit_finds_the_largest(size: int, limit: int, step: int) -> None:
     assert fit(limit, size, cost) == min(size, limit // step)
 
 
+@pytest.mark.fuzz
 @given(size=st.integers(1, 3000), limit=st.integers(1, 1000), guess=st.integers(0, 5000))
 def test_fit_may_stop_when_it_is_enough(size: int, limit: int, guess: int) -> None:
     best = min(size, limit * 3)
@@ -46,6 +48,7 @@ def test_fit_needs_few_counts() -> None:
     assert counts <= 25
 
 
+@pytest.mark.fuzz
 @given(text=st.text(), limit=st.integers(1, 50))
 def test_cut_keeps_the_beginning(text: str, limit: int) -> None:
     short = cut(text, limit, len)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from helpers.fuzz import one_in
 from helpers.loopback import Loopback, chat
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_integrations import BackendError, Journal, PromptSet, Reader, RunPaused, ScriptedBackend, UsageError
@@ -601,7 +602,8 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.fuzz
+@one_in(3)
 @given(actions=ACTIONS)
 def test_any_sequence_of_crash_resume_edit_and_branch(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, int]]

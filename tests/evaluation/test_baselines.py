@@ -107,6 +107,7 @@ def test_says_so_where_there_is_none(name: str) -> None:
     outcome = contestant.answer(sample(None, oracle="The keeper writes nothing of a code."))
     assert outcome == Outcome(
         answer="No code is told.",
+        reply=outcome.reply,
         calls=outcome.calls,
         usage=outcome.usage,
         reading=outcome.reading,

@@ -115,7 +115,8 @@ def test_values_worked_out_by_hand(metric: scoring.Metric, answer: str, golds: l
 
 def test_the_metrics_have_names() -> None:
     assert list(METRICS) == [
-        *("em", "f1", "qa_f1", "sub_em", "string_match_all", "string_match_part", "boxed_em", "abstention")
+        *("em", "f1", "qa_f1", "sub_em", "string_match_all", "string_match_part", "boxed_em", "abstention"),
+        *("memagent_sub_em", "memagent_boxed_sub_em", "verl_boxed_em", "babilong", "longbench_f1"),
     ]
     assert METRICS["em"] is em
 
@@ -130,9 +131,9 @@ def test_hostile_input(name: str) -> None:
             metric(r"\boxed{x}", golds)
     for answer in ("", " ", "\0", "\ud800", "東京", "İ", "e\u0301", "🧭", "{{{", r"\boxed{" * 50):
         assert 0 <= metric(answer, ["東京", "é", "\ud800"]) <= 1
-    assert metric(r"\boxed{東京}", ["京都", "東京"] if name != "string_match_all" else ["東京"]) == (
-        1.0 if name not in ("em", "f1", "qa_f1", "abstention") else 0.0
-    )
+    several = {"sub_em", "string_match_part", "boxed_em", "verl_boxed_em"}
+    first = {"string_match_all", "memagent_boxed_sub_em", "babilong"}
+    assert metric(r"\boxed{東京}", ["京都", "東京"] if name in several else ["東京"]) == (name in several | first)
 
 
 @pytest.mark.parametrize("name", METRICS)

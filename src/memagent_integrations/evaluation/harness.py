@@ -120,7 +120,7 @@ def _result(job: Job, contestant: Contestant, seed: int, count: Counter) -> Resu
     sample = job.task.make(job.length, seed, job.number, count)
     outcome = contestant.answer(sample)
     answer, reading = outcome.answer, outcome.reading
-    score = 0.0 if answer is None else job.task.score(answer, sample)
+    score = 0.0 if answer is None else job.task.score(answer, sample, reply=outcome.reply)
     traced = traces(reading, sample) if reading else ()
     return Result(
         task=job.task.name,

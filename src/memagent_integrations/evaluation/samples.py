@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from memagent_integrations.evaluation.scoring import METRICS
+from memagent_integrations.evaluation.scoring import METRICS, OF_REPLIES
 from memagent_integrations.tokens import Counter
 
 Unit = Literal["tokens", "paragraphs"]
@@ -75,10 +75,21 @@ class Task:
     size: int | None = None
     questions: int = 1
 
-    def score(self, answer: str, sample: Sample) -> float:
-        """Return the score of an answer to one of the samples, from 0.0 to 1.0."""
-        return METRICS[sample.metric or self.metric](answer, sample.answers)
+    def score(self, answer: str, sample: Sample, *, reply: str | None = None) -> float:
+        """Return the score of an answer to one of the samples, from 0.0 to 1.0.
+
+        `reply` is what the model wrote, for the metrics in `scoring.OF_REPLIES`; None where it is the answer itself.
+        """
+        metric = self.metric_of(sample)
+        return METRICS[metric](answer if reply is None or metric not in OF_REPLIES else reply, sample.answers)
+
+    def metric_of(self, sample: Sample) -> str:
+        """Return the name of the metric for a sample."""
+        return sample.metric or self.metric
 
     def gold(self, sample: Sample) -> str:
-        """Return an answer that scores 1.0: all golds where the metric wants all of them, else the first."""
-        return ", ".join(sample.answers) if (sample.metric or self.metric) == "string_match_all" else sample.answers[0]
+        """Return an answer that scores 1.0: all golds where the metric wants all of them, else the first.
+
+        What a metric extracts answers from is not part of it: a box, or "the answer is".
+        """
+        return ", ".join(sample.answers) if self.metric_of(sample) == "string_match_all" else sample.answers[0]

@@ -1,24 +1,30 @@
 r"""Metrics: one short function each, which names its source and scores an answer from 0.0 (wrong) to 1.0 (right).
 
 A metric takes the answer and the golds. An empty answer is wrong; without a gold to compare with, a metric raises
-`UsageError`. Its run time grows linearly with the length of the answer.
+`UsageError`. Its run time grows linearly with the length of the answer. Where published code has a rule of its own, the
+metric that equals it is in `official`.
 """
 
 from __future__ import annotations
 
 import re
-import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from memagent_integrations.errors import UsageError
+from memagent_integrations.evaluation.official import (
+    babilong,
+    checked,
+    longbench_f1,
+    memagent_boxed_sub_em,
+    memagent_sub_em,
+    squad_normalised,
+    verl_boxed_em,
+)
 from memagent_integrations.prompts import last_boxed
 
 Metric = Callable[[str, Sequence[str]], float]
 
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED = {"yes", "no", "noanswer"}
 _ABSTAINS = re.compile(
     r"\b(?:not|never|cannot|cant|doesnt|dont|didnt|isnt|arent|wasnt|werent|hasnt|nothing|nowhere)(?: \w+){0,2}? "
@@ -33,12 +39,10 @@ _ABSTAINS = re.compile(
 def normalise(text: str) -> str:
     """Return the text in lower case, without ASCII punctuation, English articles and superfluous space.
 
-    Source: the evaluation script of SQuAD 1.1 (arXiv:1606.05250), which HotpotQA and LongBench share. One difference:
-    where nothing would be left, of the option "A" or the sign "+" for example, only case and space are normalised,
-    because otherwise all such answers would be equal.
+    That is `squad_normalised`, with one difference: where nothing would be left, of the option "A" or the sign "+" for
+    example, only case and space are normalised, because otherwise all such answers would be equal.
     """
-    lower = text.lower()
-    return " ".join(_ARTICLES.sub(" ", lower.translate(_NO_PUNCTUATION)).split()) or " ".join(lower.split())
+    return squad_normalised(text) or " ".join(text.lower().split())
 
 
 def em(answer: str, golds: Sequence[str]) -> float:
@@ -46,16 +50,16 @@ def em(answer: str, golds: Sequence[str]) -> float:
 
     Source: SQuAD (arXiv:1606.05250), section 6.1.
     """
-    return float(normalise(answer) in {normalise(gold) for gold in _checked(golds)})
+    return float(normalise(answer) in {normalise(gold) for gold in checked(golds)})
 
 
 def f1(answer: str, golds: Sequence[str]) -> float:
     """Return the harmonic mean of the words' precision and recall after `normalise`, for the best of the golds.
 
-    Source: SQuAD (arXiv:1606.05250), section 6.1; LongBench (arXiv:2308.14508) uses it for question answering.
+    Source: SQuAD (arXiv:1606.05250), section 6.1.
     """
     answer_words = Counter(normalise(answer).split())
-    return max(_overlap(answer_words, Counter(normalise(gold).split())) for gold in _checked(golds))
+    return max(_overlap(answer_words, Counter(normalise(gold).split())) for gold in checked(golds))
 
 
 def qa_f1(answer: str, golds: Sequence[str]) -> float:
@@ -63,7 +67,7 @@ def qa_f1(answer: str, golds: Sequence[str]) -> float:
 
     Source: HotpotQA (arXiv:1809.09600), hotpot_evaluate_v1.py.
     """
-    normal, closed_golds = normalise(answer), {normalise(gold) for gold in _checked(golds)} & _CLOSED
+    normal, closed_golds = normalise(answer), {normalise(gold) for gold in checked(golds)} & _CLOSED
     if normal in _CLOSED:
         return float(normal in closed_golds)
     open_golds = [gold for gold in golds if normalise(gold) not in closed_golds]
@@ -73,11 +77,11 @@ def qa_f1(answer: str, golds: Sequence[str]) -> float:
 def sub_em(answer: str, golds: Sequence[str]) -> float:
     """Return 1.0 if the answer contains one of the golds, both after `normalise`.
 
-    Source: substring exact match of HELMET (arXiv:2410.02694); MemAgent scores RULER-HQA with a sub-EM too
-    (arXiv:2507.02259, its ruler_hqa.py).
+    Source: substring exact match of HELMET (arXiv:2410.02694). Stricter than `memagent_sub_em`, which also takes an
+    answer that a gold contains.
     """
     normal = normalise(answer)
-    return float(any(normalise(gold) in normal for gold in _checked(golds)))
+    return float(any(normalise(gold) in normal for gold in checked(golds)))
 
 
 def string_match_all(answer: str, golds: Sequence[str]) -> float:
@@ -86,7 +90,7 @@ def string_match_all(answer: str, golds: Sequence[str]) -> float:
     Source: RULER (arXiv:2404.06654), string_match_all.
     """
     lower = answer.lower()
-    return sum(gold.lower() in lower for gold in _checked(golds)) / len(golds)
+    return sum(gold.lower() in lower for gold in checked(golds)) / len(golds)
 
 
 def string_match_part(answer: str, golds: Sequence[str]) -> float:
@@ -95,17 +99,17 @@ def string_match_part(answer: str, golds: Sequence[str]) -> float:
     Source: RULER (arXiv:2404.06654), string_match_part.
     """
     lower = answer.lower()
-    return float(any(gold.lower() in lower for gold in _checked(golds)))
+    return float(any(gold.lower() in lower for gold in checked(golds)))
 
 
 def boxed_em(answer: str, golds: Sequence[str]) -> float:
     r"""Return the `em` of the content of the last \boxed{} of the answer; 0.0 without one.
 
-    It is for the model's unprocessed reply: prompts whose answer_format is "boxed" have removed the box from
-    `Reading.answer`. Source: the reward of MemAgent (arXiv:2507.02259), the largest over all golds.
+    For the unprocessed reply. This package's own: it forgives articles and punctuation, which the reward of MemAgent
+    (`verl_boxed_em`) does not, and takes a box anywhere in the reply.
     """
     content = last_boxed(answer)
-    _checked(golds)
+    checked(golds)
     return 0.0 if content is None else em(content, golds)
 
 
@@ -117,7 +121,7 @@ def abstention(answer: str, golds: Sequence[str]) -> float:
     information", "unknown"); and none of the values may stand in it as whole words. Source: the questions of SQuAD 2.0
     without an answer (arXiv:1806.03822), whose right answer is to abstain.
     """
-    right, *values = map(normalise, _checked(golds))
+    right, *values = map(normalise, checked(golds))
     normal = normalise(answer.replace("’", "'"))
     abstains = normal == right or _ABSTAINS.search(normal) is not None
     return float(abstains and not any(f" {value} " in f" {normal} " for value in values))
@@ -126,18 +130,15 @@ def abstention(answer: str, golds: Sequence[str]) -> float:
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         metric.__name__: metric
-        for metric in (em, f1, qa_f1, sub_em, string_match_all, string_match_part, boxed_em, abstention)
+        for metric in (
+            *(em, f1, qa_f1, sub_em, string_match_all, string_match_part, boxed_em, abstention),
+            *(memagent_sub_em, memagent_boxed_sub_em, verl_boxed_em, babilong, longbench_f1),
+        )
     }
 )
 """The metrics by name."""
-
-
-def _checked(golds: Sequence[str]) -> Sequence[str]:
-    if isinstance(golds, str):
-        raise UsageError(f"golds has to be a sequence of answers, not one string: [{golds[:60]!r}]")
-    if not golds or not all(gold.strip() for gold in golds):
-        raise UsageError(f"there has to be at least one gold answer, and none may be empty: {list(golds)!r}")
-    return golds
+OF_REPLIES = frozenset({"memagent_sub_em", "memagent_boxed_sub_em", "verl_boxed_em", "boxed_em"})
+"""The metrics that take the model's unprocessed reply, with what the answer is extracted from."""
 
 
 def _overlap(answer_words: Counter[str], gold_words: Counter[str]) -> float:

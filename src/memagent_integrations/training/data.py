@@ -244,9 +244,13 @@ def _known(reader: Reader, tries: int, drawn: Sequence[Drawn]) -> set[int]:
         unknown = [n for n in range(len(drawn)) if n not in known]
         replies = _replies(reader, [_closed_book_prompt(reader, drawn[n].sample.question) for n in unknown])
         for n, reply in zip(unknown, replies, strict=True):
-            if drawn[n].task.score(reader.prompts.parse_answer(reply.text), drawn[n].sample) >= 1:
+            if _right(reader, drawn[n], reply):
                 known.add(n)
     return known
+
+
+def _right(reader: Reader, drawn: Drawn, reply: Reply) -> bool:
+    return drawn.task.score(reader.prompts.parse_answer(reply.text), drawn.sample, reply=reply.text) >= 1
 
 
 def _closed_book_prompt(reader: Reader, question: str) -> Prompt:
@@ -298,7 +302,7 @@ def _score(question: Drawn, reading: Reading) -> float:
         measured = isinstance(error, BackendError) and reading.steps and not error.retryable
         if not measured:
             raise error
-    return question.task.score(reading.answer or "", question.sample)
+    return question.score(reading)
 
 
 def _row(drawn: Drawn) -> Iterator[str]:

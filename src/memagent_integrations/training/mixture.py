@@ -20,6 +20,7 @@ from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.samples import Sample, Task
 from memagent_integrations.evaluation.tasks import prose
 from memagent_integrations.evaluation.tasks.files import PREFIX
+from memagent_integrations.records import Reading
 from memagent_integrations.tokens import Counter
 from memagent_integrations.training import tables
 
@@ -73,6 +74,12 @@ class Drawn:
     task: Task
     length: int
     sample: Sample
+
+    def score(self, reading: Reading) -> float:
+        """Return the score of a reading's answer by the metric of its task, from 0.0 to 1.0; 0.0 without an answer."""
+        if reading.answer is None:
+            return 0.0
+        return self.task.score(reading.answer, self.sample, reply=reading.steps[-1].reply.text)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ def roll_out(
 
 def answer_reward(reading: Reading, drawn: Drawn) -> float:
     """Return the score of the answer by the metric of its task (`evaluation.scoring`), from 0.0 to 1.0."""
-    return 0.0 if reading.answer is None else drawn.task.score(reading.answer, drawn.sample)
+    return drawn.score(reading)
 
 
 def _finite(reward: object) -> float:

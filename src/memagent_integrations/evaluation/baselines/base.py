@@ -35,6 +35,7 @@ class Outcome:
 
     Attributes:
         answer: None if and only if `error` is set.
+        reply: the model's last reply, unprocessed: what the answer was taken from. None if there was none.
         error: why there is no answer.
         passing: whether the error is temporary, so that another attempt may succeed.
         calls: all calls to the model, failed ones included.
@@ -45,6 +46,7 @@ class Outcome:
     """
 
     answer: str | None
+    reply: str | None = field(default=None, repr=False)
     error: str | None = None
     passing: bool = False
     calls: int = 0
@@ -64,13 +66,14 @@ class Contestant(Protocol):
 
 
 class Meter(Backend):
-    """A backend that passes every call on to another one and adds up calls, tokens and seconds."""
+    """A backend that passes calls on to another one, adds up calls, tokens and seconds, and keeps the last reply."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.name, self.window, self.template_tokens = backend.name, backend.window, backend.template_tokens
         self.max_retries = backend.max_retries
         self.calls, self.usage, self.seconds = 0, NO_USAGE, 0.0
+        self.reply: str | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -87,6 +90,7 @@ class Meter(Backend):
         reply = self._backend.complete(prompt)
         self.usage += reply.usage
         self.seconds += reply.seconds
+        self.reply = reply.text
         return reply
 
 
@@ -200,6 +204,7 @@ class Baseline(ABC):
             error = f"{type(failure).__name__}: {failure}"
         return Outcome(
             answer=None if error or not answer else answer.text,
+            reply=model.meter.reply,
             error=error,
             passing=passing,
             calls=model.meter.calls,

@@ -18,6 +18,12 @@ from memagent_integrations.evaluation.samples import Fact, Sample, Task
 from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, sample_id
 from memagent_integrations.tokens import Counter
 
+_ROOMS = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
+LABELS = {
+    **dict.fromkeys(range(1, 5), _ROOMS),
+    5: ("Bill", "Fred", "Jeff", "Mary", "apple", "football", "milk"),
+}
+"""What the answers of each task of bAbI are taken from."""
 TRAINING = tuple(f"babilong_train_qa{task}" for task in range(1, 6))
 NAMES = (*(f"babilong_qa{task}" for task in range(1, 6)), *TRAINING)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,8 +74,15 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         refusing = False
 
 
-def pytest_configure() -> None:
-    """Point tiktoken to the vocabularies that llama-index-core ships, so that no test downloads one."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Point tiktoken to the vocabularies that llama-index-core ships, so that no test downloads one.
+
+    The key by which this user's runs are known is one of the tests, in a folder of theirs.
+    """
+    if "MEMAGENT_TESTS_STATE" not in os.environ:  # the workers of one session share it
+        folder = tempfile.TemporaryDirectory(prefix="memagent-state-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["MEMAGENT_TESTS_STATE"] = os.environ["XDG_STATE_HOME"] = folder.name
     spec = find_spec("llama_index") and find_spec("llama_index.core")
     if spec and spec.origin and "TIKTOKEN_CACHE_DIR" not in os.environ:
         os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(spec.origin).parent / "_static" / "tiktoken_cache")

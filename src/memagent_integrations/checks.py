@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
@@ -53,7 +54,7 @@ def check_number(least: float = 0, most: float = math.inf, **settings: float) ->
         UsageError: a setting is not.
     """
     for name, value in settings.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         if not is_number or not least <= value <= most:
             bound = "" if most == math.inf else f" and at most {most}"
             raise UsageError(f"{name} has to be a number of at least {least}{bound}, not {_short_repr(value)}")

@@ -46,7 +46,7 @@ HOMES = {  # heavy package -> the only files and folders that may import it
     "jinja2": {"trace/"},
     "starlette": {"serve/"},
     "uvicorn": {"serve/"},
-    "platformdirs": {"backends/embedded.py"},
+    "platformdirs": {"backends/embedded.py", "ownership.py"},
     "filelock": {"files.py"},
     "opentelemetry": {"telemetry.py"},
     "tenacity": {"calls.py"},

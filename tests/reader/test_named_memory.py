@@ -417,6 +417,7 @@ def test_a_journal_of_the_format_before_is_carried_on(file: Path) -> None:
                 QUESTION, PARTS[1]
             )
         journal._store._database.execute("DROP TABLE memory")
+        journal._store._database.execute("ALTER TABLE run DROP COLUMN mark")
         journal._store._database.execute("PRAGMA user_version = 2")
     with Journal(file, readonly=True) as journal:
         assert [run.steps for run in journal.runs()] == [4, 1]

@@ -29,7 +29,7 @@ from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Layout, Plan, Reading, Step
 
-_Models = tuple[str, str | None]
+_Models = tuple[str | None, str | None]
 """The names of the model, and of the one that answers, if it is another."""
 
 _Files = Annotated[
@@ -48,6 +48,16 @@ _AnswerModel = Annotated[
 ]
 _AnswerBaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", help="Address of the endpoint of --answer-model.", show_default=False)
+]
+_GivenModel = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="The model of the run, given again.", show_default=False)
+]
+_GivenAnswerModel = Annotated[
+    str | None,
+    typer.Option("--answer-model", metavar="NAME", help="The model that answers, given again.", show_default=False),
+]
+_AnswerTokenizer = Annotated[
+    str | None, typer.Option(metavar="T", help="Tokenizer of the model that answers.", show_default=False)
 ]
 _QuestionTokens = Annotated[
     int | None, typer.Option(metavar="N", help="Most tokens of the question [1024].", show_default=False)
@@ -199,9 +209,13 @@ def resume(
     journal_file: options.JournalFile,
     run: options.RunName,
     files: _OptionalFiles = None,
+    model: _GivenModel = None,
+    answer_model: _GivenAnswerModel = None,
     window: options.Window = None,
     base_url: options.BaseUrl = None,
     answer_base_url: _AnswerBaseUrl = None,
+    tokenizer: options.Tokenizer = None,
+    answer_tokenizer: _AnswerTokenizer = None,
     stream: _Stream = False,
     citations: _Citations = False,
     as_json: _Json = False,
@@ -213,15 +227,16 @@ def resume(
 ) -> None:
     """Read FILE... on, or the files that the run began with if none are given.
 
-    Question, models, prompts and budgets are those of the run.
+    Question, models, prompts and budgets are those of the run. One that was not read by you on this machine does not
+    choose files, servers and models that are loaded: give these again.
     """
     output = Output(stream=stream, citations=citations, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
     with open_journal(journal_file) as journal:
         recorded = journal.run(run)
-        files = files or list(recorded.files)
+        files = files or (list(recorded.files) if recorded.own else [])
         if not files:
             raise UsageError(
-                f"the run {run} read no files, or the journal does not know which; "
+                f"the run {run} read no files, the journal does not know which, or it was not you who read them here; "
                 f"name what it is to read on: memagent runs resume {run} FILE..."
             )
         _check(files, output, plan=False, journal_file=journal_file)
@@ -229,11 +244,14 @@ def resume(
             Reader.from_run,
             journal,
             run,
+            model=model,
             limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
-            backend_options=drop_none(window=window, base_url=base_url),
-            answer_options=drop_none(base_url=answer_base_url),
+            backend_options=drop_none(window=window, base_url=base_url, tokenizer=tokenizer),
+            answer_model=answer_model,
+            answer_options=drop_none(base_url=answer_base_url, tokenizer=answer_tokenizer),
         )
-        names = (recorded.model, journal.settings(run).get("answer_model"))
+        own = journal.settings(run) if recorded.own else {}
+        names = (model or own.get("model"), answer_model or own.get("answer_model"))
         _answer(make_reader, names, recorded.question, files, Start(run=run), output)
 
 

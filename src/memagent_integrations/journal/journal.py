@@ -8,7 +8,6 @@ an edit makes a new run, a branch.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,13 +20,14 @@ from memagent_integrations.journal.memories import NamedMemory, memory_with, nam
 from memagent_integrations.journal.recording import (
     add_run,
     checked_name,
+    is_own,
     now,
     recorded,
-    settings_of,
     step_from_json,
     step_to_json,
 )
 from memagent_integrations.journal.schema import APPLICATION_ID, SCHEMA
+from memagent_integrations.journal.settings import files_from_json, settings_from_json, settings_of
 from memagent_integrations.journal.store import Store
 from memagent_integrations.loop import Turns
 from memagent_integrations.prompts import PromptSet
@@ -49,6 +49,7 @@ class Run:
         files: the files of the document, if it consists of files.
         parent: of a branch, the run it was made from.
         parent_step: of a branch, the step at which it left the parent.
+        own: this user read it on this machine, so that the server, the models and the files that it names are theirs.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Run:
     files: tuple[str, ...] = ()
     parent: str | None = None
     parent_step: int | None = None
+    own: bool = False
 
     @property
     def state(self) -> State:
@@ -100,8 +102,9 @@ class Journal:
         return next(iter(self._runs("WHERE name = ?", name)), None) or self._unknown(name)
 
     def _runs(self, where: str, *values: str) -> list[Run]:
+        mark = "mark" if self._store.version >= 4 else "NULL"  # an older file that is only read
         rows = self._store.rows(
-            "SELECT name, settings, files, parent, parent_step, created, paused,"
+            f"SELECT name, settings, files, {mark}, parent, parent_step, created, paused,"
             " ifnull((SELECT max(number) + 1 FROM step WHERE run = name), 0),"
             " ifnull((SELECT phase FROM step WHERE run = name ORDER BY number DESC LIMIT 1), '')"
             f" FROM run {where} ORDER BY created, name",
@@ -111,8 +114,8 @@ class Journal:
             return [self._to_run(row) for row in rows]
 
     def _to_run(self, row: tuple[Any, ...]) -> Run:
-        name, settings_json, files, parent, parent_step, created, paused, steps, phase = row
-        settings = json.loads(settings_json)
+        name, settings_json, files, mark, parent, parent_step, created, paused, steps, phase = row
+        settings = settings_from_json(settings_json)
         return Run(
             name=name,
             question=settings["question"],
@@ -122,9 +125,10 @@ class Journal:
             active=phase != "answer" and self._store.is_locked(name),
             paused=paused is not None,
             created=datetime.fromisoformat(created),
-            files=tuple(json.loads(files)),
+            files=files_from_json(files),
             parent=parent,
             parent_step=parent_step,
+            own=is_own(settings_json, files, mark),
         )
 
     def memory(self, name: str) -> NamedMemory:
@@ -187,14 +191,12 @@ class Journal:
             UsageError: a run cannot have this name.
         """
         settings = self._settings(checked_name(run)) or {}
-        with self._store.errors():
-            return str(dict(settings).get("memory", ""))
+        return str(settings.get("memory", ""))
 
     def _settings(self, run: str) -> dict[str, Any] | None:
         row = self._store.row("SELECT settings FROM run WHERE name = ?", run)
         with self._store.errors():
-            settings: dict[str, Any] | None = json.loads(row[0]) if row else None
-        return settings
+            return settings_from_json(row[0]) if row else None
 
     def prompts(self, run: str) -> PromptSet:
         """Return the prompts of a run."""
@@ -220,7 +222,7 @@ class Journal:
             raise UsageError("the memory is empty; write what it is to hold")
         check_int(least=0, step=step)
         name = name and checked_name(name)
-        settings, files = self.settings(run), self.run(run).files
+        settings, parent = self.settings(run), self.run(run)
         with self._store.writing():
             query = "SELECT number, phase, prompt, step FROM step WHERE run = ? AND number <= ?"
             rows = self._store.rows(query, run, step)
@@ -234,7 +236,7 @@ class Journal:
             *before, (number, phase, prompt, last) = rows
             if memory is not None:
                 last = _edited(last, memory)
-            add_run(self._store, name, settings, files, run, step)
+            add_run(self._store, name, settings, parent.files, run, step, own=parent.own)
             for row in (*before, (number, phase, prompt, last)):
                 self._store.write("INSERT INTO step VALUES (?, ?, ?, ?, ?)", name, *row)
         return name

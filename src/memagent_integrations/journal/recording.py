@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,41 +15,13 @@ from pydantic import TypeAdapter
 
 from memagent_integrations.errors import InUse, JournalError, JournalMismatch, MemAgentError, RunPaused, UsageError
 from memagent_integrations.files import differences
+from memagent_integrations.journal.settings import settings_from_json
 from memagent_integrations.journal.store import Store
 from memagent_integrations.loop import Turns, advance, exchange, step_made
-from memagent_integrations.prompts import PromptSet
-from memagent_integrations.records import Budgets, Prompt, Reading, Reply, Step
+from memagent_integrations.ownership import is_marked, mark
+from memagent_integrations.records import Prompt, Reading, Reply, Step
 
 _STEP = TypeAdapter(Step)
-
-
-def settings_of(
-    question: str,
-    model: str,
-    identity: Mapping[str, Any],
-    budgets: Budgets,
-    prompts: PromptSet,
-    *,
-    memory: str = "",
-    answer: tuple[str, Mapping[str, Any]] | None = None,
-    schema: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the settings that distinguish readings of one document.
-
-    `memory` is the one that they start from, `answer` the name and the identity of another model that answers,
-    `schema` the JSON Schema of the answer. What is not used has no key, as in runs that were recorded before it was
-    there.
-    """
-    settings = {
-        "question": question,
-        "model": model,
-        "backend": dict(identity),
-        "budgets": asdict(budgets),
-        "prompts": asdict(prompts),
-    }
-    if answer:
-        settings |= {"answer_model": answer[0], "answer_backend": dict(answer[1])}
-    return settings | ({"output": dict(schema)} if schema else {}) | ({"memory": memory} if memory else {})
 
 
 def recorded(
@@ -162,16 +134,21 @@ class _Recording:
         raise AssertionError("there is always another number")
 
     def _begin(self, run: str) -> str:
-        """Create the run or prepare it for more steps: an old pause request is over, and its files may have moved."""
+        """Create the run or prepare it for more steps: an old pause request is over, server and files may have moved.
+
+        What the run names from here on is what this reading was given, so it is the caller's own.
+        """
         with self._store.writing():
-            row = self._store.row("SELECT EXISTS (SELECT 1 FROM step WHERE run = name) FROM run WHERE name = ?", run)
+            row = self._store.row("SELECT settings, files, mark FROM run WHERE name = ?", run)
             if row is None:
                 add_run(self._store, run, self._settings, self._files)
-            elif not row[0]:
-                self._store.write("UPDATE run SET settings = ? WHERE name = ?", json.dumps(self._settings), run)
+            else:
+                kept = row[1] if not self._files and is_own(*row) else json.dumps(self._files)
+                named = (json.dumps(self._settings), kept)
+                self._store.write(
+                    "UPDATE run SET settings = ?, files = ?, mark = ? WHERE name = ?", *named, mark(*named), run
+                )
             self._store.write("UPDATE run SET paused = NULL WHERE name = ? AND paused < ?", run, self._started)
-            if self._files:
-                self._store.write("UPDATE run SET files = ? WHERE name = ?", json.dumps(self._files), run)
         return run
 
     def _copy(self, run: str, name: str, steps: int) -> None:
@@ -215,7 +192,7 @@ class _Recording:
         changes = ""
         if row and row[1]:  # the settings of a run without steps may still change
             with self._store.errors():
-                then, settings = json.loads(row[0]), json.loads(json.dumps(self._settings))
+                then, settings = settings_from_json(row[0]), json.loads(json.dumps(self._settings))
                 changes = differences(dict(_flat(_compared(then))), dict(_flat(_compared(settings))))
         if changes:
             raise JournalMismatch(
@@ -232,10 +209,18 @@ def add_run(
     files: Sequence[str],
     parent: str | None = None,
     parent_step: int | None = None,
+    *,
+    own: bool = True,
 ) -> None:
-    """Write a run that has no steps yet, inside a transaction."""
-    row = (name, json.dumps(settings), json.dumps(files), parent, parent_step, now(), None)
-    store.write("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
+    """Write a run that has no steps yet, inside a transaction; `own`: what it names, the caller has named."""
+    named = (json.dumps(settings), json.dumps(files))
+    row = (name, *named, parent, parent_step, now(), None, mark(*named) if own else None)
+    store.write("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?)", *row)
+
+
+def is_own(settings: str, files: str, mark: str | None) -> bool:
+    """Return whether a run, as the journal has it, was recorded by this user on this machine."""
+    return isinstance(settings, str) and isinstance(files, str) and is_marked(mark, settings, files)
 
 
 def checked_name(name: Any, of: str = "run") -> str:
@@ -260,8 +245,15 @@ def step_to_json(step: Step) -> str:
 
 
 def step_from_json(text: str) -> Step:
-    """Return the step that `step_to_json` wrote."""
-    return _STEP.validate_python(json.loads(text))
+    """Return the step that `step_to_json` wrote.
+
+    Raises:
+        ValueError: the text is no such step.
+    """
+    try:
+        return _STEP.validate_python(json.loads(text))
+    except RecursionError as error:
+        raise ValueError("a step is nested too deeply") from error
 
 
 def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,8 @@ CREATE TABLE memory (
 CREATE INDEX memory_beginning ON memory (name, beginning);
 CREATE INDEX memory_run ON memory (run)
 """
-SCHEMA = {2: _RUNS, 3: _MEMORIES}
-"""The tables by the format that brought them. `memory` has a row for each text (as JSON) of a named memory: that of the
-reading `run`, whose document has `length` characters, or of a person (NULL)."""
+_MARKS = "ALTER TABLE run ADD COLUMN mark TEXT"
+SCHEMA = {2: _RUNS, 3: _MEMORIES, 4: _MARKS}
+"""The tables by the format that brought them. A run's `mark` (`ownership`) is that of its settings and files. `memory`
+has a row for each text (as JSON) of a named memory: that of the reading `run`, whose document has `length` characters,
+or of a person (NULL)."""

@@ -6,7 +6,7 @@ import hashlib
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,7 @@ class Store:
 
     def _prepare(self, application_id: int, schema: Mapping[int, str]) -> None:
         """Check the header, and create the tables that the file lacks."""
+        self._database.execute("PRAGMA trusted_schema = OFF")
         self._database.execute("PRAGMA foreign_keys = ON")
         tables = self._value("SELECT count(*) FROM sqlite_master")
         header_id, version = self._value("PRAGMA application_id"), max(schema)
@@ -161,6 +162,7 @@ class Store:
                 "use that version"
             )
         if self._readonly:
+            self._check_tables(schema)
             return
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
@@ -174,6 +176,19 @@ class Store:
                 self._database.execute(f"PRAGMA application_id = {application_id}")
                 self._database.execute(f"PRAGMA user_version = {version}")
             self.version = version
+        self._check_tables(schema)
+
+    def _check_tables(self, schema: Mapping[int, str]) -> None:
+        """Check that the file has the tables of its format and nothing else: a trigger or a view would be a program."""
+        self._database.execute("BEGIN")  # another process may be bringing the file up to date
+        self.version, found = self._value("PRAGMA user_version"), _definitions(self._database)
+        self._database.execute("COMMIT")
+        with closing(sqlite3.connect(":memory:")) as ours:
+            ours.executescript(";".join(schema[number] for number in sorted(schema) if number <= self.version))
+            if odd := found ^ _definitions(ours):
+                raise JournalError(
+                    f"{self.path} is no journal of this package: it differs in its {' '.join(min(odd)[:2])}"
+                )
 
     def _value(self, query: str) -> int:
         (value,) = self._database.execute(query).fetchone()
@@ -187,3 +202,9 @@ class Store:
     def __del__(self) -> None:
         if database := getattr(self, "_database", None):
             database.close()
+
+
+def _definitions(database: sqlite3.Connection) -> set[tuple[str, ...]]:
+    """Return the definitions of all tables, as SQLite keeps them but for white space."""
+    query = r"SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite\_%' ESCAPE '\'"
+    return {tuple(" ".join(str(part).split()) for part in row) for row in database.execute(query)}

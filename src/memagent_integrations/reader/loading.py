@@ -1,4 +1,4 @@
-"""The setup of a reader from the arguments of `Reader`, and these from a run of a journal."""
+"""The setup of a reader from the arguments of `Reader`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from memagent_integrations import policies
-from memagent_integrations.backends import KINDS, Backend, embedded, load_backend
+from memagent_integrations.backends import Backend, embedded, load_backend
 from memagent_integrations.calls import Calls, Limits
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
-from memagent_integrations.journal import Journal
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.model import Model
@@ -67,44 +66,6 @@ def load_setup(
         answering = Model(backend=_loaded(answer_model, answer_options), calls=Calls(limits))
         setup = replace(setup, answer_model=answering)
     return replace(setup, output=None if output is None else Output(output))
-
-
-def arguments_of_run(
-    journal: Journal,
-    run: str,
-    backend_options: Mapping[str, Any] | None,
-    answer_options: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Return the arguments of `Reader` with which a run was begun; the options override what the journal has of them.
-
-    Raises:
-        UsageError: there is no such run, or one of its models was not given by a name.
-    """
-    settings = journal.settings(run)
-    model, answer_model = settings["model"], settings.get("answer_model")
-    for name in filter(None, (model, answer_model)):
-        if name not in embedded.EMBEDDED and name.partition(":")[0] not in KINDS:
-            raise UsageError(
-                f"the run {run} was begun with {name}, a model that was made in Python; go on there: "
-                f"give a Reader with that model the journal, and read with run={run!r}"
-            )
-    if answer_model:  # a backend of its own, even if nothing distinguishes it from the other
-        options = _options_of(settings["answer_backend"]) | dict(answer_options or {})
-        answer_model, answer_options = load_backend(answer_model, **options), None
-    return {
-        "model": model,
-        "backend_options": _options_of(settings["backend"]) | dict(backend_options or {}),
-        "answer_model": answer_model,
-        "answer_options": answer_options,
-        "output": settings.get("output"),
-        "prompts": journal.prompts(run),
-        **settings["budgets"],
-    }
-
-
-def _options_of(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a backend that a journal records; of `extra_body` it has only a digest."""
-    return {name: value for name, value in drop_none(**identity).items() if name != "extra_body"}
 
 
 def _loaded(model: str | Backend, options: Mapping[str, Any] | None) -> Backend:

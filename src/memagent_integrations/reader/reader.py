@@ -17,9 +17,10 @@ from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.base import BaseReader
-from memagent_integrations.reader.loading import TWO_LAYOUTS, arguments_of_run, load_setup, names_policy
+from memagent_integrations.reader.loading import TWO_LAYOUTS, load_setup, names_policy
 from memagent_integrations.reader.many import Job, ManyProgress, UniqueJobs, aread_jobs, read_jobs
 from memagent_integrations.reader.model import Model
+from memagent_integrations.reader.resuming import Given, arguments_of_run
 from memagent_integrations.reader.running import AsyncProgress, Progress, Running
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.reader.turns import Memory, turns_of_part, turns_of_reading
@@ -101,9 +102,11 @@ class Reader(BaseReader):
         journal: Journal | str | Path,
         run: str,
         *,
+        model: str | None = None,
         window: int | None = None,
         limits: Limits | None = None,
         backend_options: Mapping[str, Any] | None = None,
+        answer_model: str | None = None,
         answer_options: Mapping[str, Any] | None = None,
     ) -> Self:
         """Return a reader with the models, prompts, budgets and the schema of a run.
@@ -112,11 +115,18 @@ class Reader(BaseReader):
         the backend (address, temperature, adapter, tokenizer), `answer_options` what it records of the one that
         answers.
 
+        A run that was read elsewhere, or by somebody else, sets numbers, prompts and the name of a server's model by
+        itself. An address, a file and a model that would be loaded or fetched have to be given again: as `model`,
+        `answer_model` and in the options; the error names them.
+
         Raises:
-            UsageError: there is no such run, or one of its models was not given by a name.
+            UsageError: there is no such run, one of its models was not given by a name, or it names what has to be
+                given again.
+            JournalError: the journal holds what no run of this package has.
         """
         opened = journal if isinstance(journal, Journal) else Journal(journal)
-        arguments = arguments_of_run(opened, run, backend_options, answer_options)
+        given = Given(model=model, options=backend_options)
+        arguments = arguments_of_run(opened, run, given, Given(model=answer_model, options=answer_options))
         reader = cls(**arguments, window=window, journal=opened, limits=limits)
         reader._opened_journal = opened if opened is not journal else None
         return reader

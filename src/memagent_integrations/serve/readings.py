@@ -35,10 +35,11 @@ class BackgroundReadings:
         run = self._journal.run(name)
         if run.finished:
             raise UsageError(f"the run {name} is finished; go on from one of its steps, as a new branch")
-        if not run.files:
-            raise UsageError(
-                f"it is not known which files the run {name} reads; go on with: memagent runs resume {name} FILE..."
-            )
+        if not (run.files and run.own):
+            problem = "it is not known which files the run {} reads"
+            if run.files:
+                problem = "the run {} was not read by you on this machine, so that its files have to be given again"
+            raise UsageError(f"{problem.format(name)}; go on with: memagent runs resume {name} FILE...")
         with self._lock:
             if run.active or self.reads(name):
                 raise UsageError(f"the run {name} is being read")

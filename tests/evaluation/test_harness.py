@@ -52,6 +52,19 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert first.facts[0].keys == ("01000",)
 
 
+def test_an_answer_is_scored_up_to_the_limit_of_its_task(tmp_path: Path) -> None:
+    readers = {"short": Answers(right), "long": Answers(lambda sample: f"It may be any of 1 2 3, {sample.answers[0]}.")}
+    results = run(tmp_path / "results.jsonl", readers, samples=1, tasks=(replace(TASK, answer_tokens=20),))
+    assert [(result.reader, result.score, result.metric) for result in results if result.length == 100] == [
+        ("long", 0.0, "string_match_all"),
+        ("short", 1.0, "string_match_all"),
+    ]
+    assert [(result.answer, result.details) for result in results if result.length == 100] == [
+        ("It may be any of 1 2", {"answer_tokens": 20}),
+        ("It is 01000.", {}),
+    ]
+
+
 def test_a_failure_is_told_apart_and_counts(tmp_path: Path) -> None:
     def say(sample: Sample) -> str:
         if sample.id.endswith("1"):

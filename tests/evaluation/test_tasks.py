@@ -189,6 +189,38 @@ def test_qa_1_takes_other_paragraphs_of_the_article_first() -> None:
     assert all(text(sample).count(paragraph.text) >= 1 for paragraph in article.near)
 
 
+def test_qa_1_samples_the_paragraphs_of_the_article() -> None:
+    chosen: list[int] = []
+    for number in range(12):
+        sample = make("qa_1", 1_024, number=number)
+        article = next(question for question in local().squad if question.id == sample.details["question"])
+        shown = [n for n, paragraph in enumerate(article.near) if paragraph.text in text(sample)]
+        assert len(shown) >= sample.details["paragraphs"] - 2  # the last one is chosen by its length
+        chosen += shown
+    assert max(chosen) > 3 * len(chosen) / 12, "not always the first"
+
+
+@pytest.mark.parametrize(
+    ("names", "most"),
+    [(NEEDLES, 128), (("vt",), 30), (("cwe",), 120), (("fwe",), 50), (("qa_1", "qa_2"), 32), (("ruler_hqa",), None)],
+)
+def test_answers_are_as_short_as_rulers(names: tuple[str, ...], most: int | None) -> None:
+    assert {load(name, local()).answer_tokens for name in names} == {most}
+
+
+def test_an_answer_of_babilong_names_nothing_else() -> None:
+    for name in BOOKS:
+        task = load(name, local())
+        for number in range(30):
+            sample = task.make(2_048, 0, number, count)
+            assert sample.question.endswith("? Answer with one word.")
+            answer, *others = sample.answers
+            assert others
+            assert not any(other.lower() in sample.question.lower() for other in sample.answers)
+            scores = [task.score(said, sample) for said in (f"The {answer}.", f"{answer} or {others[0]}", others[0])]
+            assert scores == [1, 0, 0]
+
+
 def test_the_reserve_is_used_when_the_pool_is(tmp_path: Path) -> None:
     data = small(tmp_path)
     write(
@@ -473,14 +505,16 @@ def test_longbench_and_files_of_ones_own(tmp_path: Path) -> None:
     write(tmp_path / "longbench/qasper.jsonl", [row])
     task = load("longbench_qasper", Data(tmp_path))
     sample = task.make(0, 0, 0, count)
-    assert (task.unit, task.size, task.metric) == (None, 1, "f1")
-    assert (sample.question, sample.answers, text(sample)) == ("Who?", ("Ann", "she"), row["context"])
+    assert (task.unit, task.size, task.metric, task.answer_tokens) == (None, 1, "longbench_f1", 128)
+    assert (sample.answers, text(sample)) == (("Ann", "she"), row["context"])
+    assert sample.question.startswith("Who? ")
+    assert "unanswerable" in sample.question
     assert max(map(len, sample.document())) <= 65_536
     own = tmp_path / "own.jsonl"
     first = b'\xef\xbb\xbf{"question": "Q", "answers": "A", "context": "line\xe2\x80\xa8sep"}'
     own.write_bytes(first + b'\r\n\r\n{"question": "R", "answers": ["B"], "context": "C"}')
     task = load(f"jsonl:{own}", Data())
-    assert task.size == 2
+    assert (task.size, task.metric, task.answer_tokens) == (2, "f1", None)
     found = {(s.question, s.answers, text(s)) for s in (task.make(0, 3, n, count) for n in range(2))}
     assert found == {("Q", ("A",), "line\u2028sep"), ("R", ("B",), "C")}
 

@@ -14,7 +14,7 @@ from memagent_integrations.evaluation.baselines import Contestant
 from memagent_integrations.evaluation.diagnostics import cause, traces
 from memagent_integrations.evaluation.results import Key, Result, Results
 from memagent_integrations.evaluation.samples import Task
-from memagent_integrations.tokens import Counter
+from memagent_integrations.tokens import Counter, cut
 
 OnResult = Callable[[Result], None]
 _MAX_FAILURES_IN_A_ROW = 10  # per worker: then the server is down, and the other samples would fail too
@@ -119,14 +119,20 @@ def evaluate(
 def _result(job: Job, contestant: Contestant, seed: int, count: Counter) -> Result:
     sample = job.task.make(job.length, seed, job.number, count)
     outcome = contestant.answer(sample)
-    answer, reading = outcome.answer, outcome.reading
+    answer, reading, limit = outcome.answer, outcome.reading, job.task.answer_tokens
+    if answer is not None and limit is not None:
+        answer = cut(answer, limit, count)
     score = 0.0 if answer is None else job.task.score(answer, sample, reply=outcome.reply)
+    details = {**sample.details, **outcome.details}
+    if answer != outcome.answer:
+        details["answer_tokens"] = limit
     traced = traces(reading, sample) if reading else ()
     return Result(
         task=job.task.name,
         length=job.length,
         reader=job.reader,
         number=job.number,
+        metric=job.task.metric_of(sample),
         score=score,
         answer=answer,
         error=outcome.error,
@@ -137,7 +143,7 @@ def _result(job: Job, contestant: Contestant, seed: int, count: Counter) -> Resu
         calls=outcome.calls,
         usage=outcome.usage,
         seconds=outcome.seconds,
-        details={**sample.details, **outcome.details},
+        details=details,
         reading=reading,
         traces=traced,
         cause=cause(reading, traced) if reading and score < 1 else None,

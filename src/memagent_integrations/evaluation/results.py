@@ -33,8 +33,9 @@ class Result:
         length: of the document, in the task's unit; 0 where documents have lengths of their own.
         reader: name of the reader.
         number: number of the sample.
-        score: by the task's metric, from 0 to 1; 0 for a failure.
-        answer: None for a failure.
+        score: by the metric, from 0 to 1; 0 for a failure.
+        metric: its name; None in results of older versions.
+        answer: None for a failure. Cut where the task limits the tokens of an answer: `details["answer_tokens"]`.
         error: why the sample failed.
         passing: whether the error is temporary, so that a run which continues tries the sample again.
         question: of the sample.
@@ -55,6 +56,7 @@ class Result:
     number: int
     score: float
     answer: str | None
+    metric: str | None = None
     error: str | None = None
     passing: bool = False
     question: str = ""

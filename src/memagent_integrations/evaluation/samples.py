@@ -65,6 +65,8 @@ class Task:
         size: the largest number of samples; None if there is no limit.
         questions: how many successive samples ask about one document: the document of sample n depends on
             n // questions, and on the length and the seed, alone.
+        answer_tokens: the most tokens of an answer that are scored, where the benchmark lets a model write no more;
+            None if there is no limit but the reader's.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Task:
     lengths: tuple[int, ...] = ()
     size: int | None = None
     questions: int = 1
+    answer_tokens: int | None = None
 
     def score(self, answer: str, sample: Sample, *, reply: str | None = None) -> float:
         """Return the score of an answer to one of the samples, from 0.0 to 1.0.

@@ -1,7 +1,8 @@
 """bAbI's stories hidden in books: BABILong (arXiv:2406.10149) with tasks 1 to 5 of bAbI (arXiv:1502.05698).
 
 All sentences of a story are hidden, in their order, between the sentences of books; those that give the answer are the
-facts. Some stories are for training: those of `babilong_train_qa1` to `babilong_train_qa5` occur in no other task.
+facts. The first gold of a sample is its answer, the others are the labels that an answer may not name. Some stories are
+for training: those of `babilong_train_qa1` to `babilong_train_qa5` occur in no other task.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from memagent_integrations.checks import check_int
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data, for_training
 from memagent_integrations.evaluation.haystacks import Cycled, filled, stream
+from memagent_integrations.evaluation.official import babilong_golds
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
 from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, sample_id
@@ -30,8 +32,8 @@ NAMES = (*(f"babilong_qa{task}" for task in range(1, 6)), *TRAINING)
 
 def load(name: str, data: Data) -> Task:
     """Return one of the tasks."""
-    training = name in TRAINING
-    stories = [story for story in data.babi(int(name[-1])) if for_training("".join(story.facts[:1])) is training]
+    training, task = name in TRAINING, int(name[-1])
+    stories = [story for story in data.babi(task) if for_training("".join(story.facts[:1])) is training]
     books = data.books
     if not stories:
         raise UsageError(f"there are no questions for {name}")
@@ -48,8 +50,8 @@ def load(name: str, data: Data) -> Task:
         support = [needles[index] for index in story.support]
         return Sample(
             id=id,
-            question=f"{story.question} Answer with one word; what the text says last about it holds.",
-            answers=(story.answer,),
+            question=f"{story.question} Answer with one word.",
+            answers=babilong_golds(story.answer, story.question, LABELS[task]),
             document=lambda: stream(filler, units, needles),
             facts=tuple(
                 Fact(text=text, depth=filler.depth(units, place), keys=_names(text)) for place, text in support
@@ -58,7 +60,7 @@ def load(name: str, data: Data) -> Task:
             details={"question": index, "units": units, "sentences": len(needles)},
         )
 
-    return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=len(stories))
+    return Task(name=name, metric="babilong", make=make, lengths=RULER_LENGTHS, size=len(stories))
 
 
 def _names(sentence: str) -> tuple[str, ...]:

@@ -15,7 +15,12 @@ from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.haystacks import GRASS, Corpus, Cycled, Filler, Generated, filled, stream
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
-from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, TRAINING_LENGTHS, sample_id
+from memagent_integrations.evaluation.tasks.settings import (
+    RULER_ANSWER_TOKENS,
+    RULER_LENGTHS,
+    TRAINING_LENGTHS,
+    sample_id,
+)
 from memagent_integrations.tokens import Counter
 
 TRAINING = ("vt_train",)
@@ -33,8 +38,14 @@ def load(name: str, data: Data) -> Task:
     def make(length: int, seed: int, number: int, count: Counter) -> Sample:
         return _sample(name, chains, books, length, seed, number, count)
 
-    lengths = TRAINING_LENGTHS if training else RULER_LENGTHS
-    return Task(name=name, metric="string_match_all", make=make, lengths=lengths, questions=chains)
+    return Task(
+        name=name,
+        metric="string_match_all",
+        make=make,
+        lengths=TRAINING_LENGTHS if training else RULER_LENGTHS,
+        questions=chains,
+        answer_tokens=None if training else RULER_ANSWER_TOKENS["vt"],
+    )
 
 
 def _sample(

@@ -16,7 +16,7 @@ from memagent_integrations.evaluation.haystacks import Generated, stream, too_sh
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
 from memagent_integrations.evaluation.tasks.chains import random_words
-from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, sample_id
+from memagent_integrations.evaluation.tasks.settings import RULER_ANSWER_TOKENS, RULER_LENGTHS, sample_id
 from memagent_integrations.evaluation.tasks.words import singles
 from memagent_integrations.tokens import Counter
 
@@ -32,7 +32,13 @@ _ORACLE_WORDS = 200  # of fwe
 
 def load(name: str, data: Data) -> Task:
     """Return common words extraction or frequent words extraction."""
-    return Task(name=name, metric="string_match_all", make=_cwe if name == "cwe" else _fwe, lengths=RULER_LENGTHS)
+    return Task(
+        name=name,
+        metric="string_match_all",
+        make=_cwe if name == "cwe" else _fwe,
+        lengths=RULER_LENGTHS,
+        answer_tokens=RULER_ANSWER_TOKENS[name],
+    )
 
 
 def _cwe(length: int, seed: int, number: int, count: Counter) -> Sample:

@@ -6,6 +6,7 @@ LongBench's question answering (arXiv:2308.14508), and any jsonl file of questio
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memagent_integrations.checks import check_int
@@ -16,15 +17,31 @@ from memagent_integrations.evaluation.references import Reference, references
 from memagent_integrations.evaluation.samples import Sample, Task
 from memagent_integrations.tokens import Counter
 
-LONGBENCH = {
-    "longbench_narrativeqa": "narrativeqa",
-    "longbench_qasper": "qasper",
-    "longbench_multifieldqa_en": "multifieldqa_en",
-    "longbench_hotpotqa": "hotpotqa",
-    "longbench_2wikimqa": "2wikimqa",
-    "longbench_musique": "musique",
+_BRIEF = "Answer as briefly as you can, in a few words, and explain nothing."
+_ALONE = "Reply with nothing but the answer."
+_UNANSWERABLE = (
+    'Reply "unanswerable" if the text does not answer it; a question for yes or no is answered by "yes", "no" or '
+    '"unanswerable".'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Set:
+    """A set of LongBench: what its prompt asks of an answer, and the most tokens of one."""
+
+    request: str
+    answer_tokens: int
+
+
+_SETS = {
+    "longbench_narrativeqa": _Set(request=_BRIEF, answer_tokens=128),
+    "longbench_qasper": _Set(request=f"{_BRIEF} {_UNANSWERABLE}", answer_tokens=128),
+    "longbench_multifieldqa_en": _Set(request=_ALONE, answer_tokens=64),
+    "longbench_hotpotqa": _Set(request=_ALONE, answer_tokens=32),
+    "longbench_2wikimqa": _Set(request=_ALONE, answer_tokens=32),
+    "longbench_musique": _Set(request=_ALONE, answer_tokens=32),
 }
-NAMES = tuple(LONGBENCH)
+NAMES = tuple(_SETS)
 PREFIX = "jsonl:"
 _PIECE = 1 << 16  # characters
 
@@ -39,10 +56,12 @@ def load(name: str, data: Data) -> Task:
         raise UsageError(f"the path of {name!r} is not UTF-8 text; give the file another name")
     if name.startswith(PREFIX):
         return _task(name, references(Path(name.removeprefix(PREFIX))))
-    return _task(name, data.longbench(LONGBENCH[name]))
+    chosen = _SETS[name]
+    task = _task(name, data.longbench(name.removeprefix("longbench_")), f" {chosen.request}")
+    return replace(task, metric="longbench_f1", answer_tokens=chosen.answer_tokens)
 
 
-def _task(name: str, rows: Sequence[Reference]) -> Task:
+def _task(name: str, rows: Sequence[Reference], request: str = "") -> Task:
     def make(length: int, seed: int, number: int, count: Counter) -> Sample:
         check_int(least=0, length=length, seed=seed)
         check_int(least=0, most=len(rows) - 1, number=number)
@@ -56,7 +75,7 @@ def _task(name: str, rows: Sequence[Reference]) -> Task:
 
         return Sample(
             id=f"{name}/{seed}/{number}",
-            question=question,
+            question=question + request,
             answers=answers,
             document=document,
             facts=facts,

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.haystacks import GRASS, Corpus, Cycled, Filler, Generated, filled, stream
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
-from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, TRAINING_LENGTHS, sample_id
+from memagent_integrations.evaluation.tasks.settings import (
+    RULER_ANSWER_TOKENS,
+    RULER_LENGTHS,
+    TRAINING_LENGTHS,
+    sample_id,
+)
 from memagent_integrations.evaluation.tasks.words import Kind, distinct
 from memagent_integrations.tokens import Counter
 
@@ -62,8 +67,15 @@ def load(name: str, data: Data) -> Task:
     def make(length: int, seed: int, number: int, count: Counter) -> Sample:
         return _sample(name, variant, text, length, seed, number, count)
 
-    lengths = TRAINING_LENGTHS if name in TRAINING else RULER_LENGTHS
-    return Task(name=name, metric="string_match_all", make=make, lengths=lengths, questions=variant.questions)
+    training = name in TRAINING
+    return Task(
+        name=name,
+        metric="string_match_all",
+        make=make,
+        lengths=TRAINING_LENGTHS if training else RULER_LENGTHS,
+        questions=variant.questions,
+        answer_tokens=None if training else RULER_ANSWER_TOKENS["niah"],
+    )
 
 
 def _sample(

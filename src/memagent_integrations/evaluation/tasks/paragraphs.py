@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from memagent_integrations.checks import check_int
@@ -20,7 +21,7 @@ from memagent_integrations.evaluation.haystacks import too_short
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.published import PARAGRAPHS
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
-from memagent_integrations.evaluation.tasks.settings import RULER_LENGTHS, sample_id
+from memagent_integrations.evaluation.tasks.settings import RULER_ANSWER_TOKENS, RULER_LENGTHS, sample_id
 from memagent_integrations.tokens import Counter
 
 _QUESTIONS: dict[str, Callable[[Data], Sequence[Question]]] = {
@@ -40,7 +41,8 @@ _CANDIDATES = 256  # paragraphs to choose the last one from, by length
 def load(name: str, data: Data) -> Task:
     """Return one of the tasks."""
     questions = _QUESTIONS[name](data)
-    if name in ("qa_1", "squad_train"):
+    in_articles = name in ("qa_1", "squad_train")
+    if in_articles:
         shelf = _Shelf(tuple(dict.fromkeys(question.gold[0] for question in questions)))
     else:
         shelf = _Shelf(data.paragraphs, data.more_paragraphs)
@@ -49,6 +51,8 @@ def load(name: str, data: Data) -> Task:
         check_int(least=0, most=len(questions) - 1, number=number)
         id = sample_id(name, length, seed, number)
         question = questions[Permutation(len(questions), f"{name}/{seed}")[number]]
+        if in_articles:
+            question = _shuffled(question, f"{name}/{seed}/{number}/near")
         stack = _Stack(shelf, question, f"{name}/{seed}/{number}")
         size = stack.checked(length) if name in ("ruler_hqa", *TRAINING) else stack.size(name, length, count)
         return stack.sample(id, size)
@@ -58,7 +62,20 @@ def load(name: str, data: Data) -> Task:
         return Task(name=name, metric="sub_em", make=make, unit="paragraphs", lengths=PARAGRAPHS, size=number)
     if name in TRAINING:
         return Task(name=name, metric="em", make=make, unit="paragraphs", lengths=_TRAINING_LENGTHS, size=number)
-    return Task(name=name, metric="string_match_part", make=make, lengths=RULER_LENGTHS, size=number)
+    return Task(
+        name=name,
+        metric="string_match_part",
+        make=make,
+        lengths=RULER_LENGTHS,
+        size=number,
+        answer_tokens=RULER_ANSWER_TOKENS["qa"],
+    )
+
+
+def _shuffled(question: Question, key: str) -> Question:
+    """Return the question with the rest of its article in another order, of which a short document takes a part."""
+    near = random.Random(key).sample(question.near, len(question.near))
+    return replace(question, near=tuple(near))
 
 
 class _Shelf:

@@ -6,6 +6,9 @@ from memagent_integrations.checks import check_int
 
 RULER_LENGTHS = (8_192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288)
 TRAINING_LENGTHS = (1_024, 2_048, 4_096)
+RULER_ANSWER_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
+"""The most tokens of an answer in RULER (arXiv:2404.06654), by the beginning of a task's name. With more, an answer
+that lists candidates would hold the gold one."""
 
 
 def sample_id(name: str, length: int, seed: int, number: int) -> str:

@@ -1,7 +1,7 @@
 """The prompts and the parsing of replies; no other module has a copy of either.
 
-All text from a document, a question or a model stands between tags and is made harmless first (`neutralise`), so that
-it cannot close its section or imitate the chat format of a model.
+All text from a document, a question or a model stands between tags and is made harmless first (`harmless`), so that it
+cannot close its section, or imitate the chat format of a model, in whatever characters it is written.
 """
 
 from __future__ import annotations

@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+import unicodedata
+from bisect import bisect_right
+from functools import lru_cache
 from typing import Any
 
-_CONTROL = re.compile(
-    r"""
-    < (?= \| [^|<>\n]{1,60} \|>         # <|im_start|> and its kin
-        | ｜ [^<>\n]{1,60} ｜>          # the same with full-width bars
-        | /? (?: s | bos | eos | pad | unk | mask | sep | cls
-               | think(?:ing)? | tool_(?:call|response)s? | fim_\w{3,9}
-               | (?:start|end)_of_(?:turn|image|role|text|utterance)
-               | empty_output | (?:issue|jupyter|commit)_\w{3,12} | file_sep | repo_name | gh_stars ) >
-        | </?SYS>> )
-  | \[ (?= /? (?: INST | SYSTEM_PROMPT | AVAILABLE_TOOLS | TOOL_CALLS | TOOL_RESULTS | TOOL_CONTENT
-                | MODEL_SETTINGS | THINK | ARGS | IMG ) \] )
-    """,
-    re.IGNORECASE | re.VERBOSE,
+_IMITATION = r"""
+    < (?= [\s/\\⁄∕⧸]*+ (?:
+          \| [^|<>\n]{1,60} \| \s*+ >                             # <|im_start|> and its kin, with bars of any width
+        | \| [/"\w-]{1,40} > | [\w"-]{1,40} \| >                  # <|turn> and <turn|>
+        | \| dsml \|
+        | < [\s/]*+ sys \s*+ > \s*+ >
+        | (?: s | [bes]os | pad | unk | mask | sep | cls | [es]op | eo[ah] | (?: bos | eos | eop | mask ) _token
+            | think (?:ing)? | tool_ (?: call | response ) s? | arg_ (?: key | value ) | seed: \w{1,20}
+            | (?: start | end ) _of_ (?: turn | image | audio | role | text | utterance )
+            | (?: start | end ) _function_ (?: call | response | declaration ) | escape
+            | (?: image | audio ) _soft_token | unused_?\d+ | extra_id_\d+ | special_\d+ | reserved_\d+
+            | fim_\w{3,9} | empty_output | (?: issue | jupyter | commit ) _\w{3,12}
+            | file_sep | filename | repo_?name | gh_stars
+          ) \s*+ >
+        | (?: TAGS ) \b ) )
+  | \[ (?= [\s/]*+ (?:
+          \| [^]|[\n]{1,60} \| \s*+ \]                             # [|user|]
+        | (?: inst | system_prompt | available_tools | tool_calls | tool_results | tool_content | call_id | args
+            | model_settings | think | img (?: _break | _end )? | (?: begin_ )? audio | transcribe | control_\d+
+            | prefix | middle | suffix | [gs]?mask | bos | eos | eot | pad | unk | cls | sep
+          ) \s*+ \] ) )
+"""
+"""Control tokens of models, from Llama 2 to GPT-OSS, and TAGS, in a text as it reads, in small letters."""
+_SUSPECT = re.compile(
+    "|".join(rf"{bracket}(?=\s*+(?:[^\s!-~]|[/\\|<\"A-Za-z]))" for bracket in "<＜﹤≮")
+    + "".join(rf"|\{bracket}(?=\s*+(?:[^\s!-~]|[/|iscatmpbeugISCATMPBEUG]))" for bracket in "[［﹇")
 )
+"""What may begin one of them; for most texts that is all there is to look for."""
 IGNORABLE = (
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 """The characters that nobody sees, for a class of a regular expression: Default_Ignorable_Code_Point of Unicode."""
 _VISIBLE = re.compile(f"[^\\s\\x00-\\x1f\\x7f-\\x9f\u2800{IGNORABLE}]")
+_PASSED_OVER = re.compile(
+    f"[\\x00-\\x08\\x0e-\\x1b\\x7f-\\x84\\x86-\\x9f\u2800\ufffc\ufffd\u0300-\u036f\u20d0-\u20ff{IGNORABLE}]+"
+)
+"""What a reader passes over within a word, the marks over and through letters among it."""
+_RUN = re.compile(r"[^\t-\r\x1c-~][^\t-\r\x1c-~＜﹤≮［﹇]{0,63}")
+"""Characters whose form is not their own, perhaps; a bracket is the first of its run."""
+_TAG = re.compile(r"</?([^\W\d](?:[\w:.-]*\w)?)(?=[\s/>])")
 _UNSENDABLE = re.compile("[\x00\ud800-\udfff]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -33,10 +56,11 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 def neutralise(text: str) -> str:
     """Return the text without anything that a chat template or tokenizer takes for a control token; as long as before.
 
-    The first character of a control token is replaced by a look-alike: `<|im_end|>` becomes `‹|im_end|>`. NUL and lone
-    surrogates, which no tokenizer accepts, become U+FFFD.
+    The first character of a control token is replaced by a look-alike: `<|im_end|>` becomes `‹|im_end|>`, and `[INST]`
+    becomes `⁅INST]`; so is that of what only reads like one, as `harmless` says. NUL and lone surrogates, which no
+    tokenizer accepts, become U+FFFD.
     """
-    return _CONTROL.sub(lambda match: "‹" if match[0] == "<" else "［", _UNSENDABLE.sub("\ufffd", text))
+    return harmless(text, ())
 
 
 def visible(text: str) -> bool:
@@ -46,18 +70,46 @@ def visible(text: str) -> bool:
 
 def tags_of(template: str) -> tuple[str, ...]:
     """Return the names of the tags in a template, sorted."""
-    return tuple(sorted(set(re.findall(r"</?([A-Za-z_][\w-]*)>", template))))
+    return tuple(sorted(set(_TAG.findall(template))))
 
 
 def harmless(text: str, tags: tuple[str, ...]) -> str:
-    """Return the text, `neutralise`d and unable to open or close any of these tags; as long as before."""
-    text = neutralise(text)
-    return _imitations(tags).sub("‹", text) if tags else text
+    """Return the text, `neutralise`d and unable to open or close any of these tags; as long as before.
+
+    What only reads like a tag cannot do so either: one with white space or marks in it, with characters that nobody
+    sees, or in other characters of the same meaning (NFKC).
+    """
+    text = text.replace("\0", "\ufffd") if text.isascii() else _UNSENDABLE.sub("\ufffd", text)
+    if not _SUSPECT.search(text):
+        return text
+    as_read = _RUN.sub(lambda run: _form(run[0]), text).lower()
+    starts = [match.start() for match in _imitation(tags).finditer(as_read)]
+    if not starts:
+        return text
+    ends, read_ends = [0], [0]  # of each run, in the text and in the text as it reads
+    for run in _RUN.finditer(text):
+        read_ends.append(read_ends[-1] + run.start() - ends[-1] + len(_form(run[0])))
+        ends.append(run.end())
+    signs = list(text)
+    for start in starts:
+        before = bisect_right(read_ends, start) - 1
+        signs[ends[before] + start - read_ends[before]] = "‹" if as_read[start] == "<" else "⁅"
+    return "".join(signs)
 
 
-@cache
-def _imitations(tags: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"[<＜](?=[\s/\u200b-\u200d\u2060\ufeff]{{0,9}}(?:{'|'.join(tags)})\b)", re.IGNORECASE)
+@lru_cache(1024)
+def _form(text: str) -> str:
+    """Return a text as it reads: each character in its plain form (NFKD), and nothing that is passed over.
+
+    NFKC, the composed form, would make one character of a bracket and a mark after it.
+    """
+    return _PASSED_OVER.sub("", unicodedata.normalize("NFKD", text))
+
+
+@lru_cache(256)
+def _imitation(tags: tuple[str, ...]) -> re.Pattern[str]:
+    names = (r"\s*+".join(map(re.escape, _form(tag).lower())) for tag in tags)
+    return re.compile(_IMITATION.replace("TAGS", "|".join(names) or "(?!)"), re.VERBOSE)
 
 
 def encodable(value: Any) -> Any:

@@ -70,13 +70,13 @@ def test_no_text_breaks_the_structure(layout: Layout, question: str, memory: str
 def test_harmless_text_keeps_its_length_and_its_plain_parts(text: str) -> None:
     harmless = PromptSet.default().harmless(text)
     assert len(harmless) == len(text)
-    assert all(a == b or b in "‹［\ufffd" for a, b in zip(text, harmless, strict=True))
+    assert all(a == b or b in "‹⁅\ufffd" for a, b in zip(text, harmless, strict=True))
     assert PromptSet.default().harmless(harmless) == harmless
 
 
 def test_ordinary_text_is_left_alone() -> None:
     code = "if a < b and c <| d: x[INST] = '<html><section_id> <p>'  # 1 <2> 3"
-    assert neutralise(code) == code.replace("[INST]", "［INST]")
+    assert neutralise(code) == code.replace("[INST]", "⁅INST]")
 
 
 @pytest.mark.parametrize(

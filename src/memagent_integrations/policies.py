@@ -2,17 +2,23 @@
 
 `memagent.json` holds the model's name, the LoRA adapter, the prompts and the budgets. Its paths are relative to the
 directory, so that the directory can be moved and copied as a whole.
+
+A directory that somebody sent can do no harm: nothing in it runs code or leads out of it, and it has nothing fetched.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from memagent_integrations import files
+from memagent_integrations import files, weights
+from memagent_integrations.checks import drop_none
 from memagent_integrations.errors import UsageError
+from memagent_integrations.ownership import is_marked, mark
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets
 
@@ -27,6 +33,8 @@ class Policy:
     with a LoRA adapter in PEFT's format; for llama.cpp, a GGUF file with the same name lies beside it.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     model: str
     adapter: str | None = None
     prompts: PromptSet
@@ -36,43 +44,87 @@ class Policy:
         """Return the path of the adapter in the format that a kind of backend reads; None if there is no adapter.
 
         Raises:
-            UsageError: there is no GGUF file for llama.cpp.
+            UsageError: there is no GGUF file for llama.cpp, or loading the adapter could run code.
         """
-        if not self.adapter or kind != "llamacpp" or self.adapter.endswith(".gguf"):
-            return self.adapter
-        file = Path(f"{self.adapter}.gguf")
-        if not file.is_file():
-            advice = "name another backend that has the same weights: model='transformers:NAME' or model='vllm:NAME'"
-            raise UsageError(f"llama.cpp cannot load the adapter of this policy: there is no {file}; {advice}")
+        if not self.adapter:
+            return None
+        file = Path(self.adapter)
+        if kind == "llamacpp":
+            file = file if file.suffix == ".gguf" else Path(f"{self.adapter}.gguf")
+            if not file.is_file():
+                advice = (
+                    "name another backend that has the same weights: model='transformers:NAME' or model='vllm:NAME'"
+                )
+                raise UsageError(f"llama.cpp cannot load the adapter of this policy: there is no {file}; {advice}")
+            weights.check_file(file)
+        elif kind in _LOADED:
+            weights.check_adapter(file)
         return str(file)
 
 
 _ADAPTER = TypeAdapter(Policy)
+_LOADED = ("transformers", "vllm")
 
 
-def load(directory: str | Path) -> Policy:
+def load(directory: str | Path, *, model: object = None) -> Policy:
     """Return the policy in a directory, with absolute paths.
 
+    `model` is a model that the caller names in place of the policy's; else the policy's has to lie in its directory, or
+    on this machine under a name of the Hugging Face hub. A policy that this user has saved may name any.
+
     Raises:
-        UsageError: the directory holds no valid `memagent.json`.
+        UsageError: the directory holds no valid `memagent.json`, what it names lies elsewhere, or loading the model in
+            it could run code.
     """
-    path = Path(directory) / FILE
+    folder = Path(directory)
+    path = folder / FILE
     with files.accessing("read", path, hint="a directory without this file is no policy"):
         content = path.read_bytes()
     try:
-        policy = _ADAPTER.validate_json(content)
+        value = json.loads(content)
+        given = value.pop("mark", None) if isinstance(value, dict) else None
+        policy = _ADAPTER.validate_json(json.dumps(value))
     except ValidationError as error:
         raise UsageError(f"{path} is not valid: {files.first_error(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid: {error}") from error
+    own = is_marked(given, _json(policy))
     kind, _, name = policy.model.partition(":")
     if kind == "policy":
         raise UsageError(f"{path} is not valid: model: a policy names a model, not another policy")
     if name.startswith("./"):
-        policy = replace(policy, model=f"{kind}:{(path.parent / name).resolve()}")
-    return replace(policy, adapter=str((path.parent / policy.adapter).resolve())) if policy.adapter else policy
+        target = weights.inside(folder, name)
+        if model is None and target.suffix == ".gguf":
+            weights.check_file(target)
+        elif model is None and kind in _LOADED:
+            weights.check_model(target)
+        policy = replace(policy, model=f"{kind}:{target}")
+    elif kind in (*_LOADED, "llamacpp") and not own and model is None:
+        _check_named(policy.model, kind, name)
+    return replace(policy, adapter=str(weights.inside(folder, policy.adapter))) if policy.adapter else policy
+
+
+def _check_named(model: str, kind: str, name: str) -> None:
+    """Check that a model that a policy from elsewhere names is one of the hub that is on this machine already."""
+    if kind in _LOADED and weights.is_hub_name(name):
+        problem = "" if weights.is_cached(name) else "it is not on this machine, and a policy has nothing fetched"
+    else:
+        problem = "it lies outside of the policy's directory"
+    if problem:
+        raise UsageError(
+            f"this policy was not saved by you on this machine, and reads with {model!r}: {problem}. If you want "
+            f"it, name it: --base-model, model={model!r} of load_backend, or backend_options={{'model': {model!r}}}"
+        )
+
+
+def _json(policy: Policy) -> str:
+    return _ADAPTER.dump_json(policy, indent=1).decode()
 
 
 def save(policy: Policy, directory: str | Path) -> None:
     """Write a policy's `memagent.json`; the directory is created if necessary.
+
+    It gets a mark, by which this user's policies are known on this machine.
 
     Raises:
         UsageError: it cannot be written.
@@ -80,4 +132,6 @@ def save(policy: Policy, directory: str | Path) -> None:
     path = Path(directory) / FILE
     with files.accessing("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, _ADAPTER.dump_json(policy, indent=1))
+    text = _json(policy)
+    value: dict[str, Any] = json.loads(text)
+    files.write(path, json.dumps(value | drop_none(mark=mark(text)), indent=1, ensure_ascii=False))

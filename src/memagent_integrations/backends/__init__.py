@@ -29,7 +29,8 @@ def load_backend(spec: str, **options: Any) -> Backend:
     """Return the backend with this name.
 
     `spec` is "openai:MODEL" (any OpenAI-compatible endpoint), "llamacpp:FILE.gguf", "transformers:NAME", "vllm:NAME",
-    "policy:DIR" (the model and adapter that its `memagent.json` names; `Reader` takes the prompts and budgets too), or
+    "policy:DIR" (the model and adapter that its `memagent.json` names; `Reader` takes the prompts and budgets too. One
+    that somebody sent has no code loaded and nothing fetched), or
     the name of an embedded model ("smollm2", fetched at first use). `options` go to the backend's class.
 
     The option `model` loads a policy's adapter on the same weights in another backend:
@@ -45,7 +46,7 @@ def load_backend(spec: str, **options: Any) -> Backend:
     if spec in embedded.EMBEDDED:
         return _load_embedded(spec, options)
     if kind == "policy" and name:
-        return _load_policy(policies.load(name), options)
+        return _load_policy(policies.load(name, model=options.get("model")), options)
     if kind in _KINDS and name:
         return _make(kind, name, options)
     known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *embedded.EMBEDDED])

@@ -49,6 +49,12 @@ _AnswerModel = Annotated[
 _AnswerBaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", help="Address of the endpoint of --answer-model.", show_default=False)
 ]
+_BaseModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The model to read with in place of the one that policy:DIR names.", show_default=False
+    ),
+]
 _GivenModel = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="The model of the run, given again.", show_default=False)
 ]
@@ -149,6 +155,7 @@ def read(
     question: _Question,
     model: _Model = "smollm2",
     answer_model: _AnswerModel = None,
+    base_model: _BaseModel = None,
     chunk_tokens: options.ChunkTokens = None,
     memory_tokens: options.MemoryTokens = None,
     output_tokens: options.OutputTokens = None,
@@ -195,7 +202,13 @@ def read(
         question_tokens=question_tokens,
         overlap_tokens=overlap_tokens,
         limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
-        backend_options=drop_none(window=window, base_url=base_url, tokenizer=tokenizer, temperature=temperature),
+        backend_options=drop_none(
+            model=_base(model, base_model),
+            window=window,
+            base_url=base_url,
+            tokenizer=tokenizer,
+            temperature=temperature,
+        ),
     )
     if plan:
         _fetch((model, answer_model), quiet=quiet)
@@ -211,6 +224,7 @@ def resume(
     files: _OptionalFiles = None,
     model: _GivenModel = None,
     answer_model: _GivenAnswerModel = None,
+    base_model: _BaseModel = None,
     window: options.Window = None,
     base_url: options.BaseUrl = None,
     answer_base_url: _AnswerBaseUrl = None,
@@ -246,13 +260,22 @@ def resume(
             run,
             model=model,
             limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
-            backend_options=drop_none(window=window, base_url=base_url, tokenizer=tokenizer),
+            backend_options=drop_none(
+                model=_base(model, base_model), window=window, base_url=base_url, tokenizer=tokenizer
+            ),
             answer_model=answer_model,
             answer_options=drop_none(base_url=answer_base_url, tokenizer=answer_tokenizer),
         )
         own = journal.settings(run) if recorded.own else {}
         names = (model or own.get("model"), answer_model or own.get("answer_model"))
         _answer(make_reader, names, recorded.question, files, Start(run=run), output)
+
+
+def _base(model: str | None, base_model: str | None) -> str | None:
+    """Return the model to read with in place of a policy's."""
+    if base_model is not None and not (model or "").startswith("policy:"):
+        raise UsageError("--base-model is the model for a policy; give --model policy:DIR too")
+    return base_model
 
 
 def _check(files: Sequence[str], output: Output, *, plan: bool, journal_file: Path | None) -> None:

@@ -49,7 +49,7 @@ def load_setup(
     check_int(**drop_none(window=window))
     defaults = Budgets()
     if isinstance(model, str) and names_policy(model):
-        policy = policies.load(model.removeprefix(_POLICY))
+        policy = policies.load(model.removeprefix(_POLICY), model=(backend_options or {}).get("model"))
         prompts, defaults = prompts or policy.prompts, policy.budgets
     elif isinstance(model, str) and model in embedded.EMBEDDED:
         defaults = embedded.EMBEDDED[model].budgets

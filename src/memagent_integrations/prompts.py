@@ -119,22 +119,24 @@ class PromptSet:
 
     @classmethod
     def from_reference(cls, path: str | Path) -> PromptSet:
-        """Return the prompts that the published RL-MemoryAgent checkpoints were trained with, read from their code.
+        r"""Return the prompts of the published RL-MemoryAgent checkpoints, read from their code byte for byte.
 
-        `path` is `recurrent/impls/memory.py` or `taskutils/memory_eval/utils/recurrent.py` of the MemAgent repository.
-        The file is parsed, never run; its string constants TEMPLATE, TEMPLATE_FINAL_BOXED (or else TEMPLATE_FINAL) and
-        NO_MEMORY are used.
+        `path` is a file of the MemAgent repository. `taskutils/memory_eval/utils/recurrent.py` has those of the
+        evaluation, which asks for "the answer is ..."; `recurrent/impls/memory.py` those of the training, which asks
+        for a box. That file puts its templates into another text instead of formatting them, so the model was trained
+        with a literal \boxed{{}}, and gets it here too. The file is parsed, never run; its string constants TEMPLATE,
+        TEMPLATE_FINAL_BOXED (or else TEMPLATE_FINAL) and NO_MEMORY are used.
 
         Raises:
             UsageError: the file cannot be read, is not Python, or lacks the constants.
         """
-        constants = _string_constants(path)
+        constants, inserted = _string_constants(path)
         final = "TEMPLATE_FINAL_BOXED" if "TEMPLATE_FINAL_BOXED" in constants else "TEMPLATE_FINAL"
         if "TEMPLATE" not in constants or final not in constants:
             raise UsageError(f"{path} defines no string constants TEMPLATE and TEMPLATE_FINAL_BOXED or TEMPLATE_FINAL")
         return cls(
-            update=_from_format(constants["TEMPLATE"]),
-            answer=_from_format(constants[final]),
+            update=_from_format(constants["TEMPLATE"], literal="TEMPLATE" in inserted),
+            answer=_from_format(constants[final], literal=final in inserted),
             name="reference",
             empty_memory=constants.get("NO_MEMORY", "No previous memory"),
             answer_format=_format_of(constants[final]),
@@ -352,29 +354,34 @@ def _check_placeholders(template: str, *names: str) -> None:
         raise UsageError(f"the prompt template lacks {{{'}, {'.join(missing)}}}: {template[:60]!r}...")
 
 
-def _string_constants(path: str | Path) -> dict[str, str]:
-    """Return the strings that a Python file assigns to names; the file is parsed, never run."""
+def _string_constants(path: str | Path) -> tuple[dict[str, str], set[str]]:
+    """Return the strings that a Python file assigns to names, and the names that it formats into other texts.
+
+    The file is parsed, never run.
+    """
     source = files.read_bytes(path)
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise UsageError(f"cannot take prompts from {str(path)!r}: {error or type(error).__name__}") from error
-    constants = {}
+    constants, inserted = {}, set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+            inserted |= {keyword.value.id for keyword in node.keywords if isinstance(keyword.value, ast.Name)}
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
             constants.update(dict.fromkeys(names, node.value.value))
-    return constants
+    return constants, inserted
 
 
 def _format_of(answer: str) -> AnswerFormat:
     return "boxed" if "\\boxed" in answer else "text"
 
 
-def _from_format(template: str) -> str:
-    """Return a `str.format` template of the reference code as one of ours."""
+def _from_format(template: str, *, literal: bool) -> str:
+    """Return a template of the reference code as one of ours; `literal`: doubled braces stay as they are."""
     template = template.replace("{prompt}", "{question}").replace("{chunk}", "{section}")
-    return template.replace("{{", "{").replace("}}", "}")
+    return template if literal else template.replace("{{", "{").replace("}}", "}")
 
 
 def _words(tokens: int) -> int:

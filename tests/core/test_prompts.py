@@ -313,6 +313,10 @@ def test_prompts_from_the_reference_code(tmp_path: Path) -> None:
         "<section>\na‹/problem>b\n</section>\nA set is {1, 2}.\n"
     )
     assert prompts.answer_messages(question="q", memory="m")[0].content == "q m in \\boxed{}"
+    path.write_text(f"{REFERENCE}\nclass Agent:\n    text = chat_template.format(message=TEMPLATE_FINAL_BOXED)\n")
+    trained = PromptSet.from_reference(path)
+    assert trained.answer_messages(question="q", memory="m")[0].content == "q m in \\boxed{{}}", "the trained bytes"
+    assert (trained.answer_format, trained.update) == ("boxed", prompts.update)
     path.write_text(REFERENCE.replace("TEMPLATE_FINAL_BOXED", "OTHER").replace("NO_MEMORY", "OTHER_TOO"))
     plain = PromptSet.from_reference(path)
     assert (plain.answer_format, plain.empty_memory) == ("text", "No previous memory")

@@ -18,10 +18,11 @@ from memagent_integrations.checks import drop_none
 from memagent_integrations.cli import options, progress
 from memagent_integrations.cli.streams import printable
 from memagent_integrations.errors import UsageError
-from memagent_integrations.evaluation import baselines, harness, plots, report, tasks
+from memagent_integrations.evaluation import baselines, harness, plots, published, report, tasks
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.results import Result, Results, merged
 from memagent_integrations.evaluation.samples import Task
+from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 
 eval_app = typer.Typer(help="Measure readers on the published benchmarks: run, report.", rich_markup_mode=None)
@@ -89,6 +90,8 @@ def run(
     base_url: options.BaseUrl = None,
     tokenizer: options.Tokenizer = None,
     temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    prompts: options.Prompts = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Ask every reader the same questions of the same documents.
@@ -97,6 +100,7 @@ def run(
     A run that was interrupted continues with the same command.
     """
     source, names = Data(data), list(dict.fromkeys(reader or ["memagent"]))
+    given = PromptSet.from_reference(prompts) if prompts else None
     jobs = harness.jobs([_task(name, source, length) for name in dict.fromkeys(task)], names, samples)
     with Reader(
         model,
@@ -104,22 +108,23 @@ def run(
         chunk_tokens=chunk_tokens,
         memory_tokens=memory_tokens,
         output_tokens=output_tokens,
-        backend_options=drop_none(base_url=base_url, tokenizer=tokenizer, temperature=temperature),
+        prompts=given,
+        backend_options=drop_none(base_url=base_url, tokenizer=tokenizer, temperature=temperature, top_p=top_p),
     ) as memagent:
-        backend, budgets, prompts = memagent.backend, memagent.budgets, memagent.prompts
+        backend, budgets, templates = memagent.backend, memagent.budgets, memagent.prompts
         settings = {
             "model": backend.name,
             "backend": backend.identity,
             "budgets": vars(budgets),
             "window": window,
             "seed": seed,
-            "prompts": prompts.name,
+            "prompts": published.prompts_named(templates) if given else templates.name,
         }
         address = str(backend.identity.get("base_url"))  # without the secrets that the given address may hold
         command = [argument.replace(base_url, address) if base_url else argument for argument in sys.argv[1:]]
         notes = {"command": command, "memagent-integrations": __version__, "python": platform.python_version()}
         results = Results(output, settings, notes)
-        contestants = {name: baselines.make(name, backend, budgets, window, prompts) for name in names}
+        contestants = {name: baselines.make(name, backend, budgets, window, templates) for name in names}
         with _progress(jobs, results, quiet=quiet) as on_result:
             harness.evaluate(
                 jobs,
@@ -130,7 +135,7 @@ def run(
                 concurrency=concurrency,
                 on_result=on_result,
             )
-    typer.echo(printable(report.markdown(report.rows(results))))
+    typer.echo(printable(report.markdown(report.rows(results, results.settings))))
 
 
 def _task(name: str, data: Data, common: Sequence[int] | None) -> Task:
@@ -152,12 +157,15 @@ def _task(name: str, data: Data, common: Sequence[int] | None) -> Task:
 
 @eval_app.command("report", short_help="Tables and pictures of results.")
 def show(result_files: _ResultFiles, output: _Folder = None, against: _Against = None) -> None:
-    """Write a table of results with 95 % intervals, beside published figures.
+    """Write a table of results with 95 % intervals, beside published figures of the same metric and setup.
+
+    Published figures of another setup follow under a heading that says what differs.
 
     With --output it is also written as CSV, with pictures.
     """
-    results = merged([Results(file) for file in result_files])
-    rows = report.rows(results)
+    sources = [Results(file) for file in result_files]
+    results = merged(sources)
+    rows = report.rows(results, sources[0].settings)
     text = report.markdown(rows)
     if against:
         text += "\n\n" + report.comparisons(report.compared(results, against))

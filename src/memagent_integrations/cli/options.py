@@ -34,6 +34,14 @@ Tokenizer = Annotated[
     str | None, typer.Option(metavar="T", help="hf:NAME, tiktoken:ENCODING or approximate.", show_default=False)
 ]
 Temperature = Annotated[float | None, typer.Option(metavar="X", help="Sampling temperature.", show_default=False)]
+TopP = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="Most likely tokens to sample from, by their share.", show_default=False),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Take the prompts from a file of MemAgent's reference code.", show_default=False),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 JournalFile = Annotated[Path, typer.Option("--journal", metavar="FILE", help="The journal.", show_default=False)]
 RunName = Annotated[

@@ -72,10 +72,6 @@ _OverlapTokens = Annotated[
     int | None, typer.Option(metavar="N", help="Tokens that a chunk repeats of the one before [0].", show_default=False)
 ]
 _Layout = Annotated[Layout | None, typer.Option(help="Order of the blocks in a prompt.", show_default=False)]
-_Prompts = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Take the prompts from a file of MemAgent's reference code.", show_default=False),
-]
 _Stream = Annotated[bool, typer.Option("--stream", help="Write the answer as the model gives it.")]
 _Citations = Annotated[bool, typer.Option("--citations", help="Write the places that the answer rests on behind it.")]
 _Json = Annotated[bool, typer.Option("--json", help="Write the whole reading as JSON in place of the answer.")]
@@ -163,7 +159,7 @@ def read(
     overlap_tokens: _OverlapTokens = None,
     window: options.Window = None,
     layout: _Layout = None,
-    prompts: _Prompts = None,
+    prompts: options.Prompts = None,
     base_url: options.BaseUrl = None,
     answer_base_url: _AnswerBaseUrl = None,
     tokenizer: options.Tokenizer = None,

@@ -183,6 +183,17 @@ class Data:
         rows = self._hub(f"longbench/{name}.jsonl", "Xnhyacinth/LongBench", "test", name)
         return tuple(longbench(row, where) for row, where in _with_names(rows, f"LongBench's {name}"))
 
+    def file(self, name: str) -> Path:
+        """Return the path of a file in the folder.
+
+        Raises:
+            UsageError: there is no such file, or no folder.
+        """
+        path = self._file(name)
+        if path is None:
+            raise UsageError(self._missing(name))
+        return path
+
     def _file(self, name: str) -> Path | None:
         path = self._folder / name if self._folder else None
         return path if path and path.is_file() else None

@@ -7,11 +7,13 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.evaluation.published import PUBLISHED, Published
 from memagent_integrations.evaluation.results import Result
+from memagent_integrations.evaluation.scoring import SKIP_EMPTY
 from memagent_integrations.evaluation.statistics import Comparison, compare, score
 from memagent_integrations.records import NO_USAGE, Usage
 
@@ -24,12 +26,13 @@ class Row:
         task: name of the task.
         length: of the documents, in the task's unit.
         reader: name of the reader.
-        mean: mean score of the samples, from 0 to 1; failures count as 0.
+        mean: mean score of the samples, from 0 to 1; failures count as 0, unless the metric's published code skips
+            them (`scoring.SKIP_EMPTY`).
         stderr: its standard error.
         low: lower bound of the 95 % interval.
         high: upper bound of the 95 % interval.
-        n: number of samples.
-        failed: how many of them failed.
+        n: number of samples in the mean.
+        failed: how many samples failed.
         calls: mean number of calls for a sample.
         prompt_tokens: mean for a sample. This and the means below are None where the model does not report them, or
             the figure is published.
@@ -37,6 +40,7 @@ class Row:
         cached_tokens: mean for a sample.
         seconds: mean time in the model for a sample.
         published: whether the figure is published, not measured.
+        differs: in what the measurement of a published figure differs from the run; "" where it does not.
     """
 
     task: str
@@ -54,6 +58,7 @@ class Row:
     cached_tokens: float | None
     seconds: float | None
     published: bool = False
+    differs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +72,23 @@ class Versus:
     compared: Comparison
 
 
-def rows(results: Iterable[Result], *, published: bool = True) -> list[Row]:
-    """Return a row for each task, length and reader, with the published figures for the lengths that were measured."""
-    table = [_row(list(group)) for _, group in groupby(sorted(results, key=_group), key=_group)]
+def rows(
+    results: Iterable[Result], settings: Mapping[str, Any] = MappingProxyType({}), *, published: bool = True
+) -> list[Row]:
+    """Return a row for each task, length and reader, with the published figures for the lengths that were measured.
+
+    `settings` are those of the results (`Results.settings`); they decide which figures were measured in the same way.
+    """
+    groups = [list(group) for _, group in groupby(sorted(results, key=_group), key=_group)]
+    table = [_row(group) for group in groups]
     if published:
-        measured = {(row.task, row.length) for row in table}
-        table += [_published(row) for row in PUBLISHED if (row.task, row.length) in measured]
+        measured = dict.fromkeys((group[0].task, group[0].length, group[0].metric) for group in groups)
+        table += [
+            _published(figure, task, figure.differences(task, metric, settings))
+            for task, length, metric in measured
+            for figure in PUBLISHED
+            if figure.fits(task, length)
+        ]
     return sorted(table, key=lambda row: (row.task, row.length, row.published, row.reader))
 
 
@@ -98,8 +114,13 @@ def compared(results: Sequence[Result], reader: str) -> list[Versus]:
 
 
 def markdown(table: Sequence[Row]) -> str:
-    """Return the table as Markdown."""
-    return _table([_cells(row) for row in table])
+    """Return the table as Markdown; published figures of another setup follow under headings that say what differs."""
+    parts = [_table([_cells(row) for row in table if not row.differs])]
+    for differs in dict.fromkeys(row.differs for row in table if row.differs):
+        cells = [_cells(row) for row in table if row.differs == differs]
+        shown = [{name: cell[name] for name in ("task", "length", "reader", "score", "n")} for cell in cells]
+        parts.append(f"## Published, and not measured in the same way\n\nThey differ in: {differs}.\n\n{_table(shown)}")
+    return "\n\n".join(parts)
 
 
 def comparisons(table: Sequence[Versus]) -> str:
@@ -148,7 +169,8 @@ def _group(result: Result) -> tuple[str, int, str]:
 
 def _row(results: Sequence[Result]) -> Row:
     first, n = results[0], len(results)
-    scored = score([result.score for result in results])
+    skipped = first.metric in SKIP_EMPTY
+    scored = score([result.score for result in results if not skipped or result.answer is not None])
     usage: Usage = sum((result.usage for result in results), NO_USAGE)
     return Row(
         task=first.task,
@@ -158,7 +180,7 @@ def _row(results: Sequence[Result]) -> Row:
         stderr=scored.stderr,
         low=scored.low,
         high=scored.high,
-        n=n,
+        n=scored.n,
         failed=sum(result.error is not None for result in results),
         calls=sum(result.calls for result in results) / n,
         seconds=sum(result.seconds for result in results) / n,
@@ -172,9 +194,11 @@ def _mean(total: int | None, n: int) -> float | None:
     return None if total is None else total / n
 
 
-def _published(row: Published) -> Row:
-    unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(Row))
-    return Row(**{**unknown, **asdict(row), "published": True})
+def _published(figure: Published, task: str, differs: str) -> Row:
+    row: dict[str, Any] = dict.fromkeys(field.name for field in fields(Row))
+    row |= {"task": task, "published": True, "differs": differs}
+    row |= {"length": figure.length, "reader": figure.reader, "mean": figure.mean, "n": figure.n}
+    return Row(**row)
 
 
 def _cells(row: Row) -> dict[str, str]:

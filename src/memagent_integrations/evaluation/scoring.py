@@ -139,6 +139,8 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 """The metrics by name."""
 OF_REPLIES = frozenset({"memagent_sub_em", "memagent_boxed_sub_em", "verl_boxed_em", "boxed_em"})
 """The metrics that take the model's unprocessed reply, with what the answer is extracted from."""
+SKIP_EMPTY = frozenset({"memagent_sub_em", "memagent_boxed_sub_em"})
+"""The metrics whose published code leaves samples without an answer, failed ones included, out of the mean."""
 
 
 def _overlap(answer_words: Counter[str], gold_words: Counter[str]) -> float:

@@ -7,11 +7,20 @@ from collections.abc import Callable
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.samples import Task
-from memagent_integrations.evaluation.tasks import babilong, chains, counting, files, needles, paragraphs, prose
+from memagent_integrations.evaluation.tasks import (
+    babilong,
+    chains,
+    counting,
+    files,
+    hqa_files,
+    needles,
+    paragraphs,
+    prose,
+)
 
 _FAMILIES: dict[str, Callable[[str, Data], Task]] = {
     name: family.load
-    for family in (needles, chains, counting, paragraphs, babilong, prose, files)
+    for family in (needles, chains, counting, paragraphs, hqa_files, babilong, prose, files)
     for name in family.NAMES
 }
 NAMES = tuple(_FAMILIES)

@@ -19,6 +19,7 @@ import pytest
 from helpers.command_line import CHUNKED, CHUNKS, DOCUMENT, QUESTION, at, process, prompts, reply, run
 from helpers.loopback import Line, Loopback, Response, chat
 from helpers.readings import make_step
+from helpers.terminal import written_to
 from rich.console import Console
 from typer.testing import Result
 
@@ -107,18 +108,6 @@ def test_a_bar_on_a_terminal(server: Loopback, document: Path) -> None:
     assert f"chunk 1 of {CHUNKS}" in text
     assert "tokens/s" in text
     assert f"in {CHUNKS + 1} calls" in text.splitlines()[-1]
-
-
-def written_to(terminal: int) -> bytes:
-    """All that is written to a terminal until its other end is closed."""
-    shown = b""
-    try:
-        while block := os.read(terminal, 1 << 16):
-            shown += block
-    except OSError:  # the other end is closed: a terminal reports that as an error
-        pass
-    os.close(terminal)
-    return shown
 
 
 @pytest.mark.parametrize("options", [(), ("--stream",), ("--json",)])

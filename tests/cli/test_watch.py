@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from helpers.fuzz import one_in
 from helpers.readings import LONG_MEMORY, PLAN, make_step
+from helpers.terminal import HOSTILE, assert_harmless
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -29,10 +30,6 @@ from memagent_integrations.cli.watch import WatchedReading
 from memagent_integrations.records import Outcome, Reply, Step
 
 QUESTION = "Who built the creature?"
-HOSTILE = (
-    "\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold red]markup[/] \u202eright to left\u202c \x9b2J \x08\r\x0c "
-    "a\u0301\u0301 \u200b\u2066 中文字 🙂 \ud800 \u2028 \x00"
-)
 
 
 def answered(memory: str) -> Step:
@@ -212,12 +209,6 @@ def test_no_text_is_lost(memory: str, width: int) -> None:
 
 
 # ---- what hostile text can do
-
-
-def assert_harmless(output: str) -> None:
-    """Check that a terminal gets no commands but for colours, the cursor, and the change of screens."""
-    rest = re.sub(r"\x1b\[(?:[0-9;]*m|H|\?25[lh]|\?1049[lh]|\?7[lh]|2K|1A)", "", output)
-    assert not [char for char in rest if not char.isprintable() and char not in "\n\r"]
 
 
 def test_hostile_text_is_only_text() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from memagent_integrations.citations import Citation
-from memagent_integrations.cli.streams import printable
+from memagent_integrations.cli.streams import one_line
 from memagent_integrations.errors import MemAgentError
 from memagent_integrations.records import Reading
 
@@ -19,10 +19,8 @@ def cited(reading: Reading, files: Sequence[str]) -> Iterator[str]:
     known = {str(Path(file)) for file in files}
     for number, citation in enumerate(places.values(), start=1):
         page = f", page {citation.page}" if citation.page else ""
-        yield printable(
-            f"[{number}] {citation.document_id}{page}, characters {citation.start:,}-{citation.end:,}"
-        ).replace("\n", " ")
-        yield f"    {printable(' '.join(_text(citation, known).split()))}"
+        yield one_line(f"[{number}] {citation.document_id}{page}, characters {citation.start:,}-{citation.end:,}")
+        yield f"    {one_line(_text(citation, known))}"
 
 
 def _text(citation: Citation, files: set[str]) -> str:

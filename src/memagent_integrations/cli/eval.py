@@ -16,7 +16,7 @@ import typer
 from memagent_integrations import __version__, files
 from memagent_integrations.checks import drop_none
 from memagent_integrations.cli import options, progress
-from memagent_integrations.cli.streams import printable
+from memagent_integrations.cli.streams import show
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import baselines, harness, plots, published, report, tasks
 from memagent_integrations.evaluation.data import Data
@@ -135,7 +135,7 @@ def run(
                 concurrency=concurrency,
                 on_result=on_result,
             )
-    typer.echo(printable(report.markdown(report.rows(results, results.settings))))
+    show(report.markdown(report.rows(results, results.settings)))
 
 
 def _task(name: str, data: Data, common: Sequence[int] | None) -> Task:
@@ -156,7 +156,7 @@ def _task(name: str, data: Data, common: Sequence[int] | None) -> Task:
 
 
 @eval_app.command("report", short_help="Tables and pictures of results.")
-def show(result_files: _ResultFiles, output: _Folder = None, against: _Against = None) -> None:
+def report_results(result_files: _ResultFiles, output: _Folder = None, against: _Against = None) -> None:
     """Write a table of results with 95 % intervals, beside published figures of the same metric and setup.
 
     Published figures of another setup follow under a heading that says what differs.
@@ -169,7 +169,7 @@ def show(result_files: _ResultFiles, output: _Folder = None, against: _Against =
     text = report.markdown(rows)
     if against:
         text += "\n\n" + report.comparisons(report.compared(results, against))
-    typer.echo(printable(text))
+    show(text)
     if output:
         _write(output, results, rows, text)
 
@@ -183,7 +183,7 @@ def _progress(jobs: Sequence[harness.Job], results: Results, *, quiet: bool) -> 
         def on_result(result: Result) -> None:
             nonlocal failed
             failed += result.error is not None
-            verdict = f"{result.score:.2f}" if result.error is None else f"failed: {' '.join(result.error.split())}"
+            verdict = f"{result.score:.2f}" if result.error is None else f"failed: {result.error}"
             notify(
                 f"{result.task} {result.length:,} {result.reader}" + (f", {failed} failed" if failed else ""),
                 f"{result.task} {result.length} {result.reader} {result.number}: {verdict}",

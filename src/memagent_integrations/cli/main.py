@@ -2,14 +2,18 @@
 
 The answer goes to standard output, everything else to standard error. Exit codes:
 
-0 done, 2 the call or the input has to be changed, 3 the model or its server failed, 4 the prompt does not fit the
-window, 5 the run was paused, 130 interrupted, 141 whatever read the output went away, 143 terminated.
+0 done, 1 a defect of this program, 2 the call or the input has to be changed, 3 the model or its server failed, 4 the
+prompt does not fit the window, 5 the run was paused, 130 interrupted, 141 whatever read the output went away, 143
+terminated.
 """
 
 from __future__ import annotations
 
 import io
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
@@ -21,13 +25,14 @@ from memagent_integrations.cli.memories import memories_app
 from memagent_integrations.cli.models import models_app
 from memagent_integrations.cli.read import read, resume
 from memagent_integrations.cli.runs import runs_app
-from memagent_integrations.cli.streams import Terminated, abandon, best_effort_stderr, printable, sigterm_raises
+from memagent_integrations.cli.streams import Terminated, abandon, safe_stderr, show, sigterm_raises, tell
 from memagent_integrations.cli.train import train_app
 from memagent_integrations.cli.view import make_page, serve_journal
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, RunPaused, UsageError
 
 # click's UsageError, from wherever typer keeps its copy of click
 _CommandLineError = cast(type[Exception], typer.BadParameter.__base__)
+_ENDS = (typer.Exit, typer.Abort)
 _EXIT_CODES: tuple[tuple[type[MemAgentError], int], ...] = ((ContextOverflow, 4), (BackendError, 3), (RunPaused, 5))
 
 _Version = Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)]
@@ -36,29 +41,45 @@ _Version = Annotated[bool, typer.Option("--version", help="Show the version.", i
 class Commands(TyperGroup):
     """The group of all commands. It reports each error as one line on standard error and an exit code."""
 
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Take the options that stand before a command."""
+        with _reported():
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
-        with sigterm_raises(), best_effort_stderr():
-            try:
-                return super().invoke(ctx)
-            except MemAgentError as error:
-                _fail(str(error), next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 2))
-            except Terminated as stop:
-                _fail(str(stop), 143)
-            except KeyboardInterrupt as stop:
-                _fail(str(stop) or "interrupted", 130)
-            except OSError as error:
-                abandon(sys.stdout)
-                if isinstance(error, BrokenPipeError):
-                    raise typer.Exit(141) from None
-                _fail(str(error), 2)
-            except _CommandLineError as error:
-                command = error.ctx.command_path if error.ctx else "memagent"  # type: ignore[attr-defined]
-                _fail(f"{error.format_message()} ({command} --help)", 2)  # type: ignore[attr-defined]
+        with sigterm_raises(), safe_stderr(), _reported():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Turn an error into a line on standard error and an exit code."""
+    try:
+        yield
+    except MemAgentError as error:
+        _fail(str(error), next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 2))
+    except Terminated as stop:
+        _fail(str(stop), 143)
+    except KeyboardInterrupt as stop:
+        _fail(str(stop) or "interrupted", 130)
+    except OSError as error:
+        abandon(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(141) from None
+        _fail(str(error), 2)
+    except _CommandLineError as error:
+        command = error.ctx.command_path if error.ctx else "memagent"  # type: ignore[attr-defined]
+        _fail(f"{error.format_message()} ({command} --help)", 2)  # type: ignore[attr-defined]
+    except _ENDS:
+        raise
+    except Exception:
+        traceback.print_exc()
+        raise typer.Exit(1) from None
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"memagent: {printable(' '.join(message.split()))}", err=True)  # it may quote a file's name or a server
+    tell(f"memagent: {message}")
     raise typer.Exit(code)
 
 
@@ -78,9 +99,9 @@ def memagent(ctx: typer.Context, version: _Version = False) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     if version:
-        typer.echo(f"memagent {__version__}")
+        show(f"memagent {__version__}")
     elif ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
+        show(ctx.get_help())
 
 
 app.command("read", short_help="Read files and answer a question.")(read)

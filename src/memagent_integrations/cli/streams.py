@@ -1,4 +1,8 @@
-"""Signals and standard streams: SIGTERM raises an exception, and an unwritable standard error costs no answer."""
+"""Signals and standard streams: what a terminal gets is text, and an unwritable standard error costs no answer.
+
+Models, servers, documents, file names and journals may hold commands for a terminal. All output of the command line
+goes through here: data by `write`, what is made for people by `show` and `tell`, displays by `console`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from typing import Any, TextIO, cast
 from unicodedata import category
 
 import typer
+from rich.console import Console
 
 from memagent_integrations.errors import UsageError
 
@@ -24,16 +29,40 @@ _HARMLESS = "\n\t\u200c\u200d"  # Persian, Indic scripts and emoji are written w
 
 
 def printable(text: str) -> str:
-    """Return the text with U+FFFD in place of what a terminal would take for a command."""
+    """Return the text with U+FFFD in place of what a terminal would take for a command, or what reverses its lines."""
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(
-        char if char.isprintable() or char in _HARMLESS or category(char) == "Zs" else "\ufffd" for char in text
+        char if char.isprintable() or char in _HARMLESS or category(char) == "Zs" else "\ufffd"
+        for char in text.replace("\r\n", "\n")
     )
 
 
+def one_line(text: str) -> str:
+    """Return the text as one `printable` line."""
+    return printable(" ".join(text.split()))
+
+
 def write(text: str, *, newline: bool = True) -> None:
-    """Write a model's text to standard output: `printable` to a terminal, unchanged elsewhere."""
+    """Write data, such as an answer, to standard output: `printable` to a terminal, unchanged elsewhere."""
     # color: else what looks like colours would be taken out
     typer.echo(printable(text) if sys.stdout.isatty() else text, nl=newline, color=True)
+
+
+def show(text: str) -> None:
+    """Write what is made for people to standard output: `printable` in a pipe as well."""
+    typer.echo(printable(text))
+
+
+def tell(message: str) -> None:
+    """Write a line to standard error."""
+    typer.echo(one_line(message), err=True)
+
+
+def console() -> Console:
+    """Return rich's console on standard error. Its own commands reach the terminal, so its texts are made printable."""
+    stream = sys.stderr
+    return Console(file=stream.raw if isinstance(stream, PrintableStream) else stream, highlight=False)
 
 
 def stdin_text() -> Iterator[str]:
@@ -69,16 +98,16 @@ class Terminated(KeyboardInterrupt):
 class BestEffortStream:
     """A stream whose writes never fail: once the stream behind it fails, the rest is dropped."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         """Write the text, or drop it if the stream fails."""
         try:
-            return self._stream.write(text)
+            self._stream.write(text)
         except OSError:
             abandon(self._stream)
-            return len(text)
+        return len(text)
 
     def flush(self) -> None:
         """Flush, or give the stream up if that fails."""
@@ -89,6 +118,39 @@ class BestEffortStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class PrintableStream(BestEffortStream):
+    """A best-effort stream of `printable` text, whoever writes it: logs, warnings, libraries, Python's tracebacks."""
+
+    @property
+    def raw(self) -> TextIO:
+        """The stream for what writes commands of its own."""
+        return cast(TextIO, BestEffortStream(self._stream))
+
+    def write(self, text: str) -> int:
+        """Write the text; a carriage return at its beginning is that of a progress bar."""
+        bar = text.startswith("\r")
+        super().write("\r" * bar + printable(text[bar:]))
+        return len(text)
+
+
+class HeldStream(BestEffortStream):
+    """A stream that keeps what is written until `release`, while a display has the terminal."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._texts: list[str] = []
+
+    def write(self, text: str) -> int:
+        """Keep the text."""
+        self._texts.append(text)
+        return len(text)
+
+    def release(self) -> Any:
+        """Write what was kept, and return the stream."""
+        self._stream.write("".join(self._texts))
+        return self._stream
 
 
 def abandon(stream: TextIO) -> None:
@@ -118,15 +180,15 @@ def sigterm_raises() -> Iterator[None]:
 
 
 @contextmanager
-def best_effort_stderr() -> Iterator[None]:
-    """Keep a closed, full or narrow standard error from costing the answer."""
+def safe_stderr() -> Iterator[None]:
+    """Make all text on standard error printable; keep a closed, full or narrow one from costing the answer."""
     before = sys.stderr
     if before is None:  # the next file opened would get descriptor 2, and with it what C code writes there
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         sys.stderr = os.fdopen(2, "w", closefd=False)
     elif isinstance(before, io.TextIOWrapper):
         before.reconfigure(errors="replace")
-    sys.stderr = cast(TextIO, BestEffortStream(sys.stderr))
+    sys.stderr = cast(TextIO, PrintableStream(sys.stderr))
     try:
         yield
     finally:

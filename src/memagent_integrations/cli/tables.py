@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
-import typer
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from memagent_integrations.cli.streams import printable
+from memagent_integrations.cli.streams import printable, show
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Write rows to standard output: on a terminal as a table, elsewhere as lines with tabs between the columns."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        for row in (columns, *rows):
-            typer.echo("\t".join(row))
+    lines = [[_cell(text) for text in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in (columns, *lines):
+            show("\t".join(line))
         return
     table = Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(Text, row))  # a text may look like rich's markup
-    console.print(table)
+    for line in lines:
+        table.add_row(*map(Text, line))  # a text may look like rich's markup
+    Console(highlight=False).print(table)
 
 
-def one_line(text: str) -> str:
-    """Return the text as one line that is harmless to a terminal."""
-    return printable(" ".join(text.split()))
+def _cell(text: str) -> str:
+    return printable(text).replace("\n", " ").replace("\t", " ")

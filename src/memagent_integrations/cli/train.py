@@ -14,6 +14,7 @@ import typer
 from memagent_integrations import training
 from memagent_integrations.checks import drop_none
 from memagent_integrations.cli import options, progress
+from memagent_integrations.cli.streams import show
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -131,7 +132,7 @@ def make_data(
                 filters=filters,
                 on_question=on_question,
             )
-    typer.echo(f"{output}: {sets.summary(state)}")
+    show(f"{output}: {sets.summary(state)}")
 
 
 @train_app.command("sft", short_help="Train a policy on constructed readings.")
@@ -170,7 +171,7 @@ def draw(folder: _TrainedFolder, output: _Picture = None) -> None:
     """Draw what was rewarded and what was learned."""
     picture = output or folder / "curves.png"
     training.plots.curves(training.metrics.read(folder / "metrics.jsonl"), picture)
-    typer.echo(str(picture))
+    show(str(picture))
 
 
 def _train(trainer: Training, recipe: Recipe, what: str, *, quiet: bool) -> None:
@@ -183,7 +184,7 @@ def _train(trainer: Training, recipe: Recipe, what: str, *, quiet: bool) -> None
         if is_main:
             training.recipe.save_best(trainer, recipe)
             policy = trainer.folder / "policy"
-            typer.echo(f"{policy}: a policy; read with it: --model policy:{policy}")
+            show(f"{policy}: a policy; read with it: --model policy:{policy}")
         trainer.accelerator.end_training()
 
 

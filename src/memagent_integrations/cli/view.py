@@ -13,7 +13,7 @@ from memagent_integrations import files, serve
 from memagent_integrations.checks import drop_none
 from memagent_integrations.cli import options
 from memagent_integrations.cli.runs import is_part_of, open_journal
-from memagent_integrations.cli.streams import Terminated
+from memagent_integrations.cli.streams import Terminated, show
 from memagent_integrations.errors import UsageError
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Reading
@@ -44,9 +44,9 @@ def serve_journal(
     resume = partial(Reader.from_run, backend_options=drop_none(window=window, base_url=base_url))
     with open_journal(journal_file) as journal:
         server = serve.Server(journal, resume, port=port)
-        typer.echo(server.url)
-        sys.stdout.flush()
         try:
+            show(server.url)
+            sys.stdout.flush()
             server.run()
         except Terminated:
             raise

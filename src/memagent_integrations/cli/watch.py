@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import lru_cache
+from typing import Any, cast
 from unicodedata import category, east_asian_width
 
 from rich.cells import cell_len
@@ -13,7 +15,7 @@ from rich.text import Text
 
 from memagent_integrations.changes import difference
 from memagent_integrations.cli.progress import ReadingProgress
-from memagent_integrations.cli.streams import printable
+from memagent_integrations.cli.streams import HeldStream, printable
 from memagent_integrations.records import Plan, Step
 
 # this green stands out from white as much as from black, whatever a theme makes of bold
@@ -38,7 +40,13 @@ class WatchedReading(ReadingProgress):
         super().__init__(console, beginning, quiet=quiet)
         self._question = " ".join(_safe(question).split())
         self._last: Step | None = None
-        self._live = Live(console=console, screen=True, get_renderable=self._display)
+        self._live = Live(
+            console=console,
+            screen=True,
+            get_renderable=self._display,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self._has_screen = self.on_terminal and console.is_interactive and not console.legacy_windows
 
     def begin(self, plan: Plan | None) -> None:
@@ -46,6 +54,7 @@ class WatchedReading(ReadingProgress):
         super().begin(plan)
         if self._has_screen:
             self._bar.stop()
+            sys.stderr = cast(Any, HeldStream(sys.stderr))  # else the end of the display would take it away
             # no wrapping: a line that this terminal finds too long must not move the others
             self._console.out("\x1b[?7l", highlight=False, end="")
             self._live.start(refresh=True)
@@ -55,6 +64,8 @@ class WatchedReading(ReadingProgress):
         if self._live.is_started:
             self._live.stop()
             self._console.out("\x1b[?7h", highlight=False, end="")
+            if isinstance(sys.stderr, HeldStream):
+                sys.stderr = sys.stderr.release()
         super().stop()
 
     def step(self, step: Step) -> None:

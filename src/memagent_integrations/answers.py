@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from memagent_integrations.prompts import JSON_STARTS, THINKING_TAGS, PromptSet
+from memagent_integrations.sanitize import visible
 
 _UNFINISHED_TAG = re.compile(r"<[/\w-]*\Z")
 
@@ -27,6 +28,7 @@ class AnswerStream:
         self._closing_tags: tuple[str, ...] = tuple(THINKING_TAGS.values()) if thinking else ()
         self._unfinished = ""  # the end of the text, if it may be the beginning of a tag
         self._gap: list[str] = []  # space and tags, which belong to the answer only if text follows
+        self._unseen = ""  # the beginning of the answer, as long as there is nothing to see in it
         self._sent: list[str] = []
         self._holding = prompts.answer_format == "boxed"  # whether to yield nothing more before the end
 
@@ -55,9 +57,12 @@ class AnswerStream:
             self._closing_tags = (THINKING_TAGS[part],)
         elif part in THINKING_TAGS.values():  # the chat template opened this block
             self._holding = bool(self._sent)
-            self._gap = []
+            self._gap, self._unseen = [], ""
         elif not part.strip() or self._tags.fullmatch(part):
             self._gap.append(part)
+        elif not (self._sent or self._structured or visible(part)):  # no answer if nothing else follows
+            self._unseen = "".join([self._unseen, *self._gap, part]) if self._unseen else part.lstrip()
+            self._gap = []
         elif self._structured and not part.lstrip().startswith(JSON_STARTS):  # thinking, its block opened unseen
             self._closing_tags = tuple(THINKING_TAGS.values())
         else:
@@ -65,7 +70,8 @@ class AnswerStream:
 
     def _send(self, part: str) -> str:
         """Return the next piece of the answer, without the space at its end, which is kept for the piece after it."""
-        piece = "".join([*self._gap, part]) if self._sent else part.lstrip()
+        piece = "".join([self._unseen, *self._gap, part]) if self._sent or self._unseen else part.lstrip()
+        self._unseen = ""
         self._gap = [piece[len(piece.rstrip()) :]]
         self._sent.append(piece.rstrip())
         return self._sent[-1]

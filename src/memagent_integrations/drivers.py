@@ -15,7 +15,7 @@ from contextlib import aclosing, closing
 
 from memagent_integrations.answers import AnswerStream
 from memagent_integrations.errors import BackendError, InUse, MemAgentError
-from memagent_integrations.loop import Turns, advance
+from memagent_integrations.loop import Turns, advance, step_made
 from memagent_integrations.prompts import PromptSet, opened_by_template
 from memagent_integrations.records import Chunk, Event, Prompt, Reading, Reply, Step
 
@@ -33,6 +33,7 @@ class PendingCall:
 
     def __init__(self, prompt: Prompt, prompts: PromptSet | None) -> None:
         self.outcome: Reply | Exception = BackendError("the backend ended without a reply")
+        self._prompt = prompt
         self._answer: AnswerStream | None = None
         self._recorded_answer = prompts is not None and prompt.phase == "answer" and prompt.recorded is not None
         if prompts and prompt.phase == "answer" and not prompt.recorded:
@@ -52,7 +53,7 @@ class PendingCall:
         """Yield what the call has brought, now that the loop has its outcome and gave `state`."""
         if self._recorded_answer and isinstance(state, Reading) and state.answer:
             yield state.answer
-        yield from _new_step(state)
+        yield from _new_step(state, self._prompt)
 
 
 def drive(turns: Turns, call: Call, prompts: PromptSet | None = None) -> Generator[Event]:
@@ -132,6 +133,7 @@ def _batches(
         calls = {n: prompt for n, (_, prompt) in active.items() if not prompt.recorded}
         replies = dict(zip(calls, complete(list(calls.values())) if calls else (), strict=True))
         states = [(n, turns, advance(turns, prompt.recorded or replies[n])) for n, (turns, prompt) in active.items()]
+        answered = {n: prompt for n, (_, prompt) in active.items()}
         for n, turns in itertools.islice(waiting, size - sum(isinstance(state, Prompt) for *_, state in states)):
             states.append((n, turns, advance(turns, None)))
         if not states:
@@ -139,7 +141,7 @@ def _batches(
         active.clear()
         active.update({n: (turns, state) for n, turns, state in states if isinstance(state, Prompt)})
         for n, _, state in states:
-            yield from ((n, step) for step in _new_step(state))
+            yield from ((n, step) for step in _new_step(state, answered.get(n)))
             if isinstance(state, Reading):
                 yield n, state
 
@@ -205,10 +207,8 @@ def _close(turns: Turns, lock: threading.Lock) -> None:
         turns.close()
 
 
-def _new_step(state: Prompt | Reading) -> Iterator[Step]:
-    """Yield the step that has just been made: none if the call failed."""
-    if isinstance(state, Prompt):
-        if state.after:
-            yield state.after
-    elif state.steps and (state.steps[-1].phase == "answer" or not state.error):
-        yield state.steps[-1]
+def _new_step(state: Prompt | Reading, prompt: Prompt | None) -> Iterator[Step]:
+    """Yield the step that the reply to `prompt` made: none if the call failed, or if the prompt is asked again."""
+    step = step_made(state, prompt) if prompt else None
+    if step and (step.phase == "answer" or isinstance(state, Prompt) or not state.error):
+        yield step

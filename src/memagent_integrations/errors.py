@@ -7,7 +7,7 @@ MemAgentError
 ├── MissingExtra            a package has to be installed (also an ImportError)
 ├── BackendError            the model or its server failed; `retryable` says whether to try again
 │   ├── BackendClosed       ... the backend was closed; make a new one
-│   ├── NoMemory            ... the model wrote no memory where one has to be
+│   ├── NoMemory            ... the model wrote no memory for a section
 │   └── CallTimeout         ... a call took too long
 │       └── RunTimeout      ... the whole reading took too long
 ├── JournalError            the journal cannot be used; what it holds is safe
@@ -104,10 +104,13 @@ class BackendClosed(BackendError):
 
 
 class NoMemory(BackendError):
-    """The model's reply holds no memory, for a section that has to be in it (`Reader.memorize`, `strict`)."""
+    """The model wrote no memory for a section, however often it was asked (see `on_lost_section` of `Reader`).
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, retryable=True)
+    It is retryable, unless the server's content filter withheld the memory: it would withhold it again.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message, retryable=retryable)
 
 
 class CallTimeout(BackendError):

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from memagent_integrations.errors import BackendError, EmptyDocument, MemAgentError, NoMemory, UsageError
 from memagent_integrations.lineage import Lineage
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
-from memagent_integrations.records import Budgets, Chunk, Message, Phase, Prompt, Reading, Reply, Step
+from memagent_integrations.records import Budgets, Chunk, Message, OnLostSection, Phase, Prompt, Reading, Reply, Step
+from memagent_integrations.sanitize import visible
 from memagent_integrations.tokens import Counter, cut
 
 Turns = Generator[Prompt, Reply, Reading]
@@ -35,13 +37,15 @@ def reading_loop(
     memory: str = "",
     first: int = 0,
     answering: bool = True,
-    strict: bool = False,
+    empty_retries: int = 0,
+    on_lost_section: OnLostSection = "error",
 ) -> Turns:
     """Read the chunks in order, then answer from the memory alone.
 
-    Yields one prompt for each chunk and one for the answer. A `MemAgentError` that is thrown in, or that the chunks
-    raise, ends the reading: it is returned with `error` set, and with the steps and the memory until then. An error
-    never becomes memory.
+    Yields one prompt for each chunk and one for the answer, and the same prompt again where the reply to it is of no
+    use; the step has the last of its replies, with the usage and the seconds of all. A `MemAgentError` that is thrown
+    in, or that the chunks raise, ends the reading: it is returned with `error` set, and with the steps and the memory
+    until then. An error never becomes memory.
 
     Args:
         question: what to answer.
@@ -56,8 +60,10 @@ def reading_loop(
         memory: the memory to start from.
         first: the number of the first step.
         answering: whether to answer; else the reading ends with the last chunk, its answer empty.
-        strict: whether a reply that holds no memory is an error, not a step that keeps the old memory. What the
-            server's content filter withheld is no error: it would withhold it again.
+        empty_retries: how often a prompt is yielded again. After a reply that the server's content filter withheld it
+            is not: that would be withheld again.
+        on_lost_section: whether a section without a usable reply ends the reading with `NoMemory`, or leaves the old
+            memory as it is.
     """
     steps: list[Step] = []
     lineage = Lineage(memory)
@@ -68,14 +74,12 @@ def reading_loop(
                 question=question, memory=memory, section=chunk.text, memory_tokens=budgets.memory_tokens
             )
             prompt = _prompt("memory", messages, budgets, first, steps)
-            reply = yield prompt
-            step = _update(prompt.index, chunk, memory, reply, prompts, budgets, count)
+            update = partial(_update, prompt.index, chunk, memory, prompts=prompts, budgets=budgets, count=count)
+            step = yield from _asked(prompt, update, empty_retries)
             steps.append(_noted(step, chunk.text, prompts, lineage))
             memory = steps[-1].memory
-            if strict and steps[-1].outcome == "kept" and reply.finish_reason != "content_filter":
-                raise NoMemory(
-                    f"the model wrote no memory for section {prompt.index + 1}: its reply is empty or only thinking"
-                )
+            if step.outcome == "kept" and on_lost_section == "error":
+                raise _no_memory(step)
         if not steps and chunks is not None:
             raise EmptyDocument
         answer = ""
@@ -84,9 +88,9 @@ def reading_loop(
             prompt = _prompt("answer", messages, budgets, first, steps, output)
             if check_answer:
                 check_answer(prompt)
-            reply = yield prompt
-            steps.append(_answered(prompt.index, memory, reply))
-            answer = _answer_in(reply, prompts, output)
+            step = yield from _asked(prompt, partial(_answered, prompt, memory, prompts), empty_retries)
+            steps.append(step)
+            answer = _answer_in(step.reply, prompts, output)
     except MemAgentError as error:
         answer, failure = None, error
     return Reading(
@@ -124,22 +128,34 @@ def _last(steps: Sequence[Step]) -> Step | None:
     return steps[-1] if steps else None
 
 
-def _answered(index: int, memory: str, reply: Reply) -> Step:
-    limited = reply.finish_reason == "length"
+def _asked(prompt: Prompt, made: Callable[[Reply], Step], retries: int) -> Generator[Prompt, Reply, Step]:
+    """Yield a prompt until its reply is of use, but not more than `retries` times again; return the step it makes."""
+    step = made((yield prompt))
+    for _ in range(retries):
+        if step.outcome != "kept" or step.reply.recorded or step.reply.finish_reason == "content_filter":
+            break
+        before, reply = step.reply, (yield prompt)
+        usage, seconds = before.usage + reply.usage, before.seconds + reply.seconds
+        step = made(replace(reply, usage=usage, seconds=seconds, tries=before.tries + 1))
+    return step
+
+
+def _answered(prompt: Prompt, memory: str, prompts: PromptSet, reply: Reply) -> Step:
+    answer = prompts.parse_answer(reply.text, structured=prompt.schema is not None)
     return Step(
-        index=index,
+        index=prompt.index,
         phase="answer",
         span=None,
         memory_before=memory,
         memory=memory,
         reply=reply,
-        outcome="answered",
-        cut=limited,
+        outcome="answered" if answer else "kept",
+        cut=reply.finish_reason == "length",
     )
 
 
 def _update(
-    index: int, chunk: Chunk, old: str, reply: Reply, prompts: PromptSet, budgets: Budgets, count: Counter
+    index: int, chunk: Chunk, old: str, reply: Reply, *, prompts: PromptSet, budgets: Budgets, count: Counter
 ) -> Step:
     """Return the step that the reply to a memory prompt makes."""
     new, unchanged = prompts.parse_memory(reply.text)
@@ -158,7 +174,7 @@ def _update(
     if unchanged or not new or reply.finish_reason == "content_filter":
         return step
     memory = cut(new, budgets.memory_tokens, count)
-    if not memory.strip():  # not even its first character fits
+    if not visible(memory):  # not even its first character fits
         return step
     return replace(step, memory=memory, outcome="updated", cut=memory != new or reply.finish_reason == "length")
 
@@ -197,6 +213,18 @@ def _noted(step: Step, section: str, prompts: PromptSet, lineage: Lineage) -> St
     step = replace(step, passages=lineage.find(written, section))
     lineage.follow(step)
     return step
+
+
+def _no_memory(step: Step) -> NoMemory:
+    how = "read again to ask for it once more"
+    if step.reply.recorded:
+        how = "the journal has it so; read under another name"
+    elif step.reply.finish_reason == "content_filter":
+        how = "it would be withheld again; leave the section out"
+    return NoMemory(
+        f'section {step.index + 1} is lost: {step.problem}; {how}, or go on without it: on_lost_section="skip"',
+        retryable=not step.reply.recorded and step.reply.finish_reason != "content_filter",
+    )
 
 
 def _no_answer(reply: Reply) -> str:

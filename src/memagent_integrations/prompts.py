@@ -18,7 +18,7 @@ from memagent_integrations import files
 from memagent_integrations.checks import drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.records import Layout, Message, Phase, Role
-from memagent_integrations.sanitize import harmless, tags_of
+from memagent_integrations.sanitize import harmless, tags_of, visible
 from memagent_integrations.tokens import Counter
 
 AnswerFormat = Literal["text", "boxed"]
@@ -186,12 +186,13 @@ class PromptSet:
     def parse_memory(self, text: str) -> tuple[str, bool]:
         """Return the memory in a reply ("" if there is none), and whether the reply says that nothing changes.
 
-        A reply may say so even if the prompt does not offer it.
+        A reply may say so even if the prompt does not offer it, or by repeating what the prompt shows as empty memory.
         """
         text = self._unwrapped(text)
-        if _REMARK.fullmatch(text) or (self._no_change_reply and self._no_change_reply.match(text)):
+        no_change = self._no_change_reply and self._no_change_reply.match(text)
+        if no_change or _REMARK.fullmatch(text) or text == self.empty_memory:
             return "", True
-        return ("" if text == self.empty_memory else text), False
+        return (text if visible(text) else ""), False
 
     def parse_answer(self, text: str, *, structured: bool = False) -> str:
         """Return the answer in a reply; "" if there is none.
@@ -200,10 +201,12 @@ class PromptSet:
         hold belongs to it.
         """
         if structured:
-            return _without_leading_thinking(text)
-        text = self._unwrapped(text)
-        box = last_boxed(text) if self.answer_format == "boxed" else None
-        return text if box is None else box.strip()
+            answer = _without_leading_thinking(text)
+        else:
+            answer = self._unwrapped(text)
+            box = last_boxed(answer) if self.answer_format == "boxed" else None
+            answer = answer if box is None else box.strip()
+        return answer if visible(answer) else ""
 
     def _unwrapped(self, text: str) -> str:
         """Return the reply without thinking, and without space and tags of the templates around it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from html import escape
@@ -18,12 +18,16 @@ from memagent_integrations.citations import Citation, cite
 from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.lineage import Lineage, Origin
 from memagent_integrations.passages import Passage
-from memagent_integrations.sanitize import encodable
+from memagent_integrations.sanitize import encodable, visible
 
 Phase = Literal["memory", "answer"]
 Layout = Literal["memory-first", "section-first", "section-shared"]
 Role = Literal["system", "user", "assistant"]
 Outcome = Literal["updated", "unchanged", "kept", "answered"]
+OnLostSection = Literal["error", "skip"]
+"""What becomes of a reading when the model wrote no memory for a section."""
+_MOST_PLACES = 5
+"""The number of lost sections whose places a warning gives."""
 
 
 def _error_to_json(error: MemAgentError | None) -> dict[str, Any] | None:
@@ -158,6 +162,8 @@ NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
 class Reply:
     """What the model wrote for one prompt, and the `seconds` that the call took.
 
+    After replies that held nothing it is the last one, with the usage and the seconds of all `tries`.
+
     `reasoning` is the thinking, where the server returns it apart from the text. `edited` is the memory that a person
     put in place of the one in the reply, or None. `recorded`: the reply comes from a journal, without a call. `model`:
     which model wrote it, as its server says, or None; behind fallbacks it may be another one.
@@ -171,6 +177,7 @@ class Reply:
     edited: str | None = None
     recorded: bool = field(default=False, compare=False)
     model: str | None = None
+    tries: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +186,9 @@ class Step:
 
     `index` counts the steps of a reading from 0; `span` is the chunk that was read, None for the answer.
 
-    `outcome`: "updated" (the reply is the new memory), "unchanged" (the model said that nothing is new), "kept" (the
-    reply was unusable, so the old memory was kept), "answered" (the last step). `cut`: the end of the text was lost,
-    because the reply reached the output limit or the memory its budget.
+    `outcome`: "updated" (the reply is the new memory), "unchanged" (the model said that nothing is new), "kept" (no
+    reply was of use, so the old memory was kept, and the section is lost), "answered" (the last step). `cut`: the end
+    of the text was lost, because the reply reached the output limit or the memory its budget.
 
     `passages` are the places in the chunk that new statements of the memory came from; None where nobody looked for
     them, as in a journal of an older version.
@@ -200,6 +207,17 @@ class Step:
     def __post_init__(self) -> None:
         if self.passages is not None:
             object.__setattr__(self, "passages", tuple(self.passages))
+
+    @property
+    def problem(self) -> str | None:
+        """Why the section is not in the memory; None if the reply was of use."""
+        if self.outcome != "kept" or self.phase == "answer":
+            return None
+        if self.reply.finish_reason == "content_filter":
+            return "the server's content filter withheld the memory"
+        if self.reply.finish_reason == "length":
+            return "the model used up its output before it came to a memory (thinking counts); raise output_tokens"
+        return "the model wrote no memory, its reply is empty or only thinking"
 
     def _repr_html_(self) -> str:
         """Return the step for a notebook: the memory, with what changed in it."""
@@ -282,6 +300,18 @@ class Reading:
         """The seconds that the model took, over all steps."""
         return sum(step.reply.seconds for step in self.steps)
 
+    @property
+    def lost_sections(self) -> tuple[Span, ...]:
+        """The sections that are not in the memory, because the model wrote none for them (the outcome "kept")."""
+        return tuple(step.span for step in self.steps if step.span and step.outcome == "kept")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What one has to know about the answer: that sections were lost, or that it rests on an empty memory."""
+        return warnings_of(
+            self.lost_sections, sum(step.phase == "memory" for step in self.steps), self.memory, self.answer
+        )
+
     @cached_property
     def origins(self) -> dict[str, tuple[Origin, ...]]:
         """The statements of the final memory, each with where it came from (nothing, if no text is known to say it)."""
@@ -298,8 +328,12 @@ class Reading:
         return tuple(cite(self.origins, spans, self.question, self.answer))
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Return the reading as JSON, for `from_json`, with its citations. A lone surrogate becomes U+FFFD."""
-        value = _adapter().dump_python(self) | {"citations": list(map(asdict, self.citations))}
+        """Return the reading as JSON, for `from_json`, with citations and warnings. A lone surrogate becomes U+FFFD."""
+        value = _adapter().dump_python(self) | {
+            "citations": list(map(asdict, self.citations)),
+            "lost_sections": list(map(asdict, self.lost_sections)),
+            "warnings": self.warnings,
+        }
         return _json().dump_json(encodable(value), indent=indent).decode()
 
     @classmethod
@@ -341,6 +375,24 @@ class Reading:
 
 Event = Step | str | Reading
 """What a streamed reading yields: each step, pieces of the answer's text, and the whole reading last."""
+
+
+def warnings_of(lost: Sequence[Span], sections: int, memory: str, answer: str | None) -> tuple[str, ...]:
+    """Return the warnings of a reading of so many sections, of which some were lost.
+
+    `answer` is empty while there is none.
+    """
+    warnings = []
+    if lost:
+        places = ", ".join(f"{span.start:,}-{span.end:,}" for span in lost[:_MOST_PLACES])
+        more = ", ..." if len(lost) > _MOST_PLACES else ""
+        warnings.append(
+            f"sections lost: {len(lost):,} of {sections:,}, for which the model wrote no memory "
+            f"(characters {places}{more})"
+        )
+    if answer and not visible(memory):
+        warnings.append("the answer rests on an empty memory: nothing was noted")
+    return tuple(warnings)
 
 
 @cache

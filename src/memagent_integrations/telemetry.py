@@ -100,7 +100,8 @@ class _Spans:
                 state = advance(turns, None)
                 while isinstance(state, Prompt):
                     state = yield from (self._recorded if state.recorded else self._call)(turns, state)
-            span.set_attribute("memagent.steps", len(state.steps))
+            lost = len(state.lost_sections)
+            span.set_attributes({"memagent.steps": len(state.steps), "memagent.lost_sections": lost})
             if state.error:
                 _mark_failed(span, state.error)
             return state
@@ -144,6 +145,8 @@ class _Spans:
             state = advance(turns, outcome)
             if step := step_made(state, prompt):
                 span.set_attributes({"memagent.step.outcome": step.outcome, "memagent.step.cut": step.cut})
+            elif isinstance(state, Prompt):
+                span.set_attribute("memagent.step.outcome", "asked again")
             return state
         finally:
             span.end(end)

@@ -312,7 +312,11 @@ async def test_complaint_01_the_answer_is_never_a_remark_that_nothing_changed(do
 
     subject = door(
         noting("The code is 7319.", "NO CHANGE", "", "NO CHANGE.", answer=answer),
-        settings={"prompts": PromptSet.default(no_change=True)},
+        settings={
+            "prompts": PromptSet.default(no_change=True),
+            "on_lost_section": "skip",
+            "limits": Limits(empty_retries=0),
+        },
     )
     result = await subject.ask(way)
     assert (result.answer, result.memory) == ("7319", "The code is 7319.")

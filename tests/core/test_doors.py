@@ -44,7 +44,7 @@ CORE: dict[str, set[str] | None] = {
     "places": {"Place"},
     "prompts": {"PLACEHOLDERS", "PromptSet", "Template"},
     "reader": {"Reader"},
-    "reader.folding": {"PassedOver", "TRIES", "afold", "fold", "is_about_the_section"},
+    "reader.folding": {"PassedOver", "afold", "fold", "is_about_the_section"},
     "reader.position": {"Position"},
     "reader.running": {"AsyncProgress", "Progress"},
     "reader.unanswered": {"Unanswered"},
@@ -129,7 +129,7 @@ LINES = "".join(f"Line {number} of a text that is read through every door.\n" fo
 TEXT = LINES + " \n" * 300 + "The end of it.\n"
 QUESTION = "What is said?"
 REPLIES = ["<think>hm</think>one", "word " * 90, "No changes needed.", "", "<memory>two</memory>", "NO CHANGE", "three"]
-SIZES: dict[str, Any] = {"chunk_tokens": 100, "memory_tokens": 30}
+SIZES: dict[str, Any] = {"chunk_tokens": 100, "memory_tokens": 30, "on_lost_section": "skip"}
 
 
 Call = tuple[int, str, str]

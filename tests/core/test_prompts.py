@@ -134,8 +134,16 @@ def test_memory_in_a_reply(reply: str, memory: str, unchanged: bool) -> None:
         assert PromptSet.default().parse_memory(reply) == (memory, False)
 
 
-def test_an_echo_of_the_empty_memory_is_no_memory() -> None:
-    assert PromptSet.default().parse_memory(PromptSet.default().empty_memory) == ("", False)
+def test_an_echo_of_the_empty_memory_changes_nothing() -> None:
+    assert PromptSet.default().parse_memory(PromptSet.default().empty_memory) == ("", True)
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\u2060\n\ufeff", "<think>hm</think>\u200b", "\x00"])
+def test_what_nobody_sees_is_nothing(text: str) -> None:
+    prompts = PromptSet.default()
+    assert prompts.parse_memory(text) == ("", False)
+    assert prompts.parse_answer(text) == prompts.parse_answer(text, structured=True) == ""
+    assert PromptSet.default(answer_format="boxed").parse_answer(f"\\boxed{{{text}}}") == ""
 
 
 @pytest.mark.parametrize(

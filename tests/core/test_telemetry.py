@@ -119,6 +119,7 @@ def test_a_reading_is_a_span_and_so_is_every_call(spans: Spans) -> None:
         "memagent.overlap_tokens": 0,
         "memagent.steps": 3,
         "memagent.recorded_steps": 0,
+        "memagent.lost_sections": 0,
     }
     assert (answer.name, answer.kind) == ("chat gpt-x", trace.SpanKind.CLIENT)
     assert answer.attributes == {
@@ -366,7 +367,7 @@ def test_a_failed_call(spans: Spans) -> None:
 def test_an_answer_that_is_none_fails_the_reading_but_not_the_call(spans: Spans) -> None:
     backend = ScriptedBackend([*NOTES[:2], ""])
     assert run(start(spans, backend), backend).error
-    assert spans.attributes("error.type", "memagent.step.outcome")[-1] == (None, "answered")
+    assert spans.attributes("error.type", "memagent.step.outcome")[-1] == (None, "kept")
     assert spans.reading().status.status_code == trace.StatusCode.ERROR
 
 

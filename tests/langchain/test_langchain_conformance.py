@@ -63,7 +63,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 from pydantic import BaseModel, Field
 
-from memagent_integrations import BackendError, MemAgentReader, PromptSet, ScriptedBackend, UsageError
+from memagent_integrations import BackendError, Limits, MemAgentReader, PromptSet, ScriptedBackend, UsageError
 from memagent_integrations.langchain import STEP, MemAgentMiddleware, MemAgentTool, build_graph
 from memagent_integrations.records import Prompt, Reply
 
@@ -578,7 +578,10 @@ async def test_a3_details_are_in_the_response_metadata(how: str) -> None:
             AIMessage("cut", response_metadata={"finish_reason": "length"}),
         ]
     )
-    message = await call(reader(Model(script=lambda text: next(replies) if "<section>" in text else ANSWER)), how)
+    model = Model(script=lambda text: next(replies) if "<section>" in text else ANSWER)
+    message = await call(reader(model, on_lost_section="skip", limits=Limits(empty_retries=0)), how)
+    (lost,) = message.response_metadata["memagent"]["lost_sections"]
+    assert lost["index"] == 1
     assert message.response_metadata == {
         "model_name": "scripted-1",
         "memagent": {
@@ -589,6 +592,10 @@ async def test_a3_details_are_in_the_response_metadata(how: str) -> None:
             "cut": [2, 3],
             "finish_reason": "stop",
             "memory": "cut",
+            "lost_sections": [lost],
+            "warnings": [
+                f"sections lost: 1 of 4, for which the model wrote no memory (characters {lost['start']}-{lost['end']})"
+            ],
             "citations": [],
             "models": {"scripted-1": 3},
         },

@@ -112,7 +112,8 @@ def test_a_section_that_is_refused_keeps_the_memory_and_an_answer_says_why() -> 
         return said(raw={"stop_reason": "refusal"}) if said_so_far[-1] == "refused" else said("one note")
 
     said_so_far: list[str] = []
-    reading = Reader(LLMBackend(Chatting(answer=answer)), **SIZES).memorize("q", documents()[0].text)
+    backend = LLMBackend(Chatting(answer=answer))
+    reading = Reader(backend, **SIZES, on_lost_section="skip").memorize("q", documents()[0].text)
     assert [step.outcome for step in reading.steps][:3] == ["updated", "kept", "updated"]
     refusing = Chatting(answer=lambda: said(raw={"stop_reason": "refusal"}))
     with pytest.raises(BackendError, match="content filter"):

@@ -15,10 +15,12 @@ from helpers.scripted_memory import DOWN, SIZES, MemoryModel, user
 from llama_index.core.base.llms.types import ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock
 from llama_index.core.llms import ChatMessage, MockLLM
 
-from memagent_integrations import BackendError, ContextOverflow, ScriptedBackend, UsageError
+from memagent_integrations import BackendError, ContextOverflow, Limits, ScriptedBackend, UsageError
 from memagent_integrations.conversation import QUESTION
 from memagent_integrations.llama_index.memory import MemAgentMemoryBlock
 from memagent_integrations.records import Prompt, Reply, Usage
+
+ONCE = Limits(empty_retries=0)
 
 
 async def test_messages_are_folded_into_the_memory() -> None:
@@ -112,9 +114,18 @@ async def test_an_error_that_does_not_pass_is_raised(error: Exception) -> None:
     assert (await block.aget(), block.pending) == ("note 2", "")
 
 
+async def test_a_reply_that_is_no_memory_is_asked_for_again_at_once() -> None:
+    model = MemoryModel(call_2="", call_3="\u200b")
+    block = model.block()
+    await block.aput([user("one")])
+    await block.aput([user("two")])
+    assert (await block.aget(), block.pending) == ("note 4", "")
+    assert model.sections[1] == model.sections[2] == model.sections[3]
+
+
 async def test_a_reply_that_is_no_memory_is_asked_for_again_with_the_next_messages() -> None:
     model = MemoryModel(call_2="")
-    block = model.block()
+    block = model.block(limits=ONCE)
     await block.aput([user("one")])
     await block.aput([user("two")])
     assert (await block.aget(), block.pending) == ("note 1", "user:\n  two\n\n")
@@ -126,7 +137,7 @@ async def test_messages_for_which_no_memory_was_written_wait_for_the_next_ones(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = MemoryModel(call_1="")
-    block = model.block()
+    block = model.block(limits=ONCE)
     with caplog.at_level(logging.WARNING):
         await block.aput([user(f"I bought {number} apples on day {number}.") for number in range(60)])
     assert "the model wrote no memory" in caplog.text
@@ -171,7 +182,7 @@ async def test_a_section_that_never_becomes_memory_does_not_hold_up_the_chat_for
     failure: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Refusing(failure)
-    block = model.block()
+    block = model.block(limits=ONCE)
     await block.aput([user("one")])
     for number in range(6):
         with suppress(BackendError) if number < 2 else nullcontext():  # the chat goes on after three attempts
@@ -182,6 +193,16 @@ async def test_a_section_that_never_becomes_memory_does_not_hold_up_the_chat_for
     told = "".join(section for section in model.sections if "bomb" not in section)
     assert all(f"message {number}" in told for number in range(1, 6)), "only what failed is lost"
     assert len([section for section in model.sections if "bomb" in section]) == 3
+
+
+async def test_a_section_without_memory_may_be_skipped_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = Refusing("")
+    block = model.block(on_lost_section="skip")
+    with caplog.at_level(logging.WARNING):
+        await block.aput([user("one")])
+        await block.aput([user("the bomb")])
+    assert "a section is lost: the model wrote no memory" in caplog.text
+    assert (block.memory, block.pending) == ("note 1", "")
 
 
 async def test_a_long_conversation_loses_only_the_section_that_fails(caplog: pytest.LogCaptureFixture) -> None:

@@ -146,11 +146,11 @@ class ReadingProgress(_Display):
         """Take the bar away, and show what the complete reading cost."""
         self.stop()
         seconds = time.monotonic() - self._began
-        calls = [step for step in reading.steps if not step.reply.recorded]
+        calls = sum(step.reply.tries for step in reading.steps if not step.reply.recorded)
         usage = reading.new_usage
         counts = drop_none(prompt=usage.prompt_tokens, completion=usage.completion_tokens, cached=usage.cached_tokens)
         tokens = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        work = f"read {self._read:,} tokens in {len(calls)} calls and {_clock(seconds)}"
+        work = f"read {self._read:,} tokens in {calls} calls and {_clock(seconds)}"
         spent = f" (tokens: {tokens})" if tokens else ""
         recorded = f", {self._recorded} steps were recorded" if self._recorded else ""
         self._line(work + spent + recorded, always=True)

@@ -75,6 +75,7 @@ class MemAgentLM(LM):  # type: ignore[misc]
         reader_settings = {name: value for name, value in settings.items() if name in _READER_SETTINGS}
         backend_options = {name: value for name, value in settings.items() if name not in _READER_SETTINGS}
         prompt_set = PromptSet.from_reference(prompts) if prompts else None
+        reader_settings.setdefault("on_lost_section", "skip")  # it costs points, not the evaluation
         self.reader = Reader(model, prompts=prompt_set, backend_options=backend_options, **reader_settings)
 
     @classmethod

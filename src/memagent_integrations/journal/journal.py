@@ -155,15 +155,16 @@ class Journal:
         with self._store.errors():
             budgets, prompts = Budgets(**settings["budgets"]), PromptSet(**settings["prompts"])
         answered = bool(steps) and steps[-1].phase == "answer"
+        answer = prompts.parse_answer(steps[-1].reply.text, structured="output" in settings) if answered else ""
         return Reading(
             question=settings["question"],
-            answer=prompts.parse_answer(steps[-1].reply.text, structured="output" in settings) if answered else None,
+            answer=answer or None,
             memory=steps[-1].memory if steps else settings.get("memory", ""),
             steps=steps,
             model=settings["model"],
             answer_model=settings.get("answer_model"),
             budgets=budgets,
-            error=None if answered else MemAgentError(self._unfinished(run)),
+            error=None if answer else MemAgentError(self._unfinished(run)),
         )
 
     def _steps(self, run: str, start: int, stop: int | None) -> list[Step]:

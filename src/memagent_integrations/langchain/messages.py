@@ -62,11 +62,13 @@ def message_fields(reading: Reading, model: str | None = None) -> dict[str, Any]
     metadata = {
         "model": name,
         "chunks": sum(step.phase == "memory" for step in steps),
-        "calls": sum(not step.reply.recorded for step in steps),
+        "calls": sum(step.reply.tries for step in steps if not step.reply.recorded),
         "outcomes": dict(Tally(step.outcome for step in steps)),
         "cut": [step.index for step in steps if step.cut],
         "finish_reason": steps[-1].reply.finish_reason if steps else None,
         "memory": reading.memory,
+        "lost_sections": [asdict(span) for span in reading.lost_sections],
+        "warnings": list(reading.warnings),
         "citations": [asdict(citation) for citation in reading.citations],
     }
     if reading.answer_model:

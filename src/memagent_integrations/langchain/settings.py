@@ -34,10 +34,10 @@ from memagent_integrations.langchain.traces import data_without_text, quiet_call
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
-from memagent_integrations.records import Budgets, Layout
+from memagent_integrations.records import Budgets, Layout, OnLostSection
 from memagent_integrations.tokens import Counter
 
-_BUDGETS = tuple(field.name for field in fields(Budgets))
+_SETTINGS = (*(field.name for field in fields(Budgets)), "layout", "prompts", "window", "output", "on_lost_section")
 RUN = ConfigurableFieldSpec(
     id="memagent_run", annotation=str, name="Run", description="The name of the reading in the journal", default=None
 )
@@ -113,6 +113,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     answer_model: Annotated[LanguageModelLike | Backend | str | None, PlainValidator(_checked_answer_model)] = None
     answer_options: dict[str, Any] | None = None
     output: Annotated[type[Any] | dict[str, Any] | None, PlainValidator(_checked_output)] = None
+    on_lost_section: OnLostSection = "error"
     trace_inputs: Literal["elided", "full", "none"] = "elided"
     # a field, so that `configurable_fields` passes it on
     loaded: Lazy = Field(default_factory=Lazy, exclude=True, repr=False)
@@ -248,7 +249,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*_BUDGETS, "layout", "prompts", "window", "output")}
+        return {name: getattr(self, name) for name in _SETTINGS}
 
     def _templates(self, prompts: PromptSet) -> PromptSet | None:
         """Return the prompts with the templates that were set, None if none were."""

@@ -15,16 +15,17 @@ from pydantic import Field, PrivateAttr
 
 from memagent_integrations.checks import check_question
 from memagent_integrations.conversation import QUESTION
-from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError
+from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, NoMemory, UsageError
 from memagent_integrations.llama_index.settings import Model, ReaderSettings, reader_over
 from memagent_integrations.llama_index.transcripts import transcript_of
 from memagent_integrations.reader import Reader
-from memagent_integrations.reader.folding import TRIES, is_about_the_section
+from memagent_integrations.reader.folding import is_about_the_section
 from memagent_integrations.records import Step
 from memagent_integrations.sanitize import harmless
 from memagent_integrations.tokens import Counter, cut
 
 _log = logging.getLogger(__name__)
+_TRIES = 3  # folds in which a section may fail before it is passed over
 
 
 class MemAgentMemoryBlock(BaseMemoryBlock[str]):
@@ -119,14 +120,12 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
                 if self.memory != memory or not self.pending.startswith(text[folded:]):
                     raise _ChangedMeanwhile
                 self.memory, self.pending = step.memory, self.pending[end - folded :]
-            if step.outcome == "kept":
-                _log.warning(
-                    "the server's content filter withheld the memory of %s; what it left out is lost", self.name
-                )
+            if step.problem:
+                _log.warning("%s is not brought up to date, a section is lost: %s", self.name, step.problem)
             memory, folded = step.memory, end
 
         try:
-            await self.reader.amemorize(self.question, text, memory=memory, strict=True, progress=apply)
+            await self.reader.amemorize(self.question, text, memory=memory, progress=apply)
         except _ChangedMeanwhile:
             return
         except (BackendError, ContextOverflow) as error:
@@ -141,7 +140,8 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
         before, times = self._failed
         self._failed = (before, times + 1) if before and section.startswith(before) else (section, 1)
         section, times = self._failed
-        if times < TRIES:
+        withheld = isinstance(error, NoMemory) and not error.retryable
+        if times < _TRIES and not withheld:
             return False
         self._failed = ("", 0)
         with self._changing:
@@ -149,10 +149,9 @@ class MemAgentMemoryBlock(BaseMemoryBlock[str]):
                 return False
             self.pending = self.pending.removeprefix(section)
         _log.warning(
-            "%s passes over %s characters of the conversation, which failed %s times; what they say is lost: %s",
+            "%s passes over %s characters of the conversation, which failed; what they say is lost: %s",
             self.name,
             len(section),
-            times,
             error,
         )
         return True

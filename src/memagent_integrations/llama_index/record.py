@@ -50,7 +50,7 @@ class ResponseRecord:
 
     def __init__(self, model: str, include_text: bool | None = None, *, sources: SourceNodes | None = None) -> None:
         self.summary: dict[str, Any] = {"model": model, "memory": "", "steps": [], "usage": asdict(NO_USAGE)}
-        self.summary |= {"citations": [], "not_read": []}
+        self.summary |= {"citations": [], "not_read": [], "lost_sections": [], "warnings": []}
         self._of_query: list[dict[str, str]] = []
         self._usage = NO_USAGE
         self._include_text = include_text
@@ -93,6 +93,8 @@ class ResponseRecord:
     def end(self, reading: Reading) -> str:
         """Send the event for the complete reading, and put the nodes that it cites first; return its answer."""
         nodes = self._sources.cited(reading.citations)
+        self.summary["lost_sections"] = [asdict(span) for span in reading.lost_sections]
+        self.summary["warnings"] = list(reading.warnings)
         self.summary["citations"] = [
             {**asdict(citation), "node_ids": self._sources.node_ids(numbers)}
             for citation, numbers in zip(reading.citations, nodes, strict=True)

@@ -75,7 +75,8 @@ class MemAgentSynthesizer(BaseSynthesizer):
     response has the nodes as its source nodes, each once: those that the answer rests on first, then the others in the
     order in which they were read (with `order="given"`, all in that order). Its `metadata["memagent"]` has the model,
     the memory, the steps (each with the characters of each node that it read), the citations, the usage (None for
-    numbers that the model did not report), and in `not_read` what nodes held that is no text. For a stream these are
+    numbers that the model did not report), in `not_read` what nodes held that is no text, and in `lost_sections` and
+    `warnings` what was lost (see `Reading`). For a stream these are
     complete once it has been consumed.
 
     Raises:

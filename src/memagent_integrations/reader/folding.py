@@ -14,8 +14,6 @@ from memagent_integrations.reader.reader import Reader
 from memagent_integrations.reader.running import AsyncProgress, Progress
 from memagent_integrations.records import Chunk, Reading, Step
 
-TRIES = 3
-"""How often a section is read before the model's failing to write a memory of it counts."""
 _OF_THE_REQUEST = (None, 400, 413, 422)
 """The statuses of a failure that another section need not have; others are about the key, the model or the address."""
 
@@ -58,16 +56,16 @@ class Folded:
 def fold(reader: Reader, question: str, document: Any, *, memory: str = "", progress: Progress | None = None) -> Folded:
     """Return a memory that each section of the document is in, or else passed over.
 
-    `Reader.memorize` for a text that is thrown away afterwards. A section is passed over if it was withheld by a
-    content filter, left no memory in three tries, or failed for good.
+    `Reader.memorize` for a text that is thrown away afterwards. A section is passed over if the model wrote no memory
+    for it, or if it failed for good.
 
     Raises:
         MemAgentError: a failure that may pass, or one that any section would have.
     """
-    folding = _Fold(reader, question, reader.chunks(document), memory)
+    folding = _Fold(reader.changed(on_lost_section="skip"), question, reader.chunks(document), memory)
     while part := folding.next_part():
         try:
-            folding.take(reader.memorize(question, **part, strict=True, progress=progress))
+            folding.take(folding.reader.memorize(question, **part, progress=progress))
         except MemAgentError as error:
             folding.fail(error)
     return folding.folded()
@@ -78,10 +76,10 @@ async def afold(
 ) -> Folded:
     """`fold`, async."""
     chunks = await asyncio.to_thread(lambda: list(reader.chunks(document)))
-    folding = _Fold(reader, question, chunks, memory)
+    folding = _Fold(reader.changed(on_lost_section="skip"), question, chunks, memory)
     while part := folding.next_part():
         try:
-            folding.take(await reader.amemorize(question, **part, strict=True, progress=progress))
+            folding.take(await folding.reader.amemorize(question, **part, progress=progress))
         except MemAgentError as error:
             await asyncio.to_thread(folding.fail, error)
     return folding.folded()
@@ -91,8 +89,8 @@ class _Fold:
     """What is folded so far, and what waits."""
 
     def __init__(self, reader: Reader, question: str, chunks: Iterable[Chunk], memory: str) -> None:
-        self._reader, self._question, self._memory = reader, question, memory
-        self._waiting, self._number, self._tries = deque(chunks), 0, 0
+        self.reader, self._question, self._memory = reader, question, memory
+        self._waiting, self._number = deque(chunks), 0
         self._steps: list[Step] = []
         self._passed_over: list[PassedOver] = []
 
@@ -106,21 +104,18 @@ class _Fold:
         """Take the reading of the section."""
         self._steps += reading.steps
         self._memory = reading.memory
-        withheld = reading.steps[-1].outcome == "kept"
-        self._done("the server's content filter withheld the memory" if withheld else None)
+        self._done(reading.steps[-1].problem)
 
     def fail(self, error: MemAgentError) -> None:
-        """Take the failure of the section, which is tried again, or passed over.
+        """Take the failure of the section, which is passed over.
 
         Raises:
             MemAgentError: the failure, if it may pass, or if every section would have it.
         """
         self._steps += error.reading.steps if error.reading else ()
-        self._tries += 1
-        if not is_about_the_section(error, self._reader, self._question):
+        if not is_about_the_section(error, self.reader, self._question):
             raise error
-        if self._tries == TRIES or not isinstance(error, NoMemory):
-            self._done(str(error))
+        self._done(str(error))
 
     def folded(self) -> Folded:
         """Return what is folded."""
@@ -129,13 +124,13 @@ class _Fold:
             answer="",
             memory=self._memory,
             steps=tuple(self._steps),
-            model=self._reader.backend.name,
-            budgets=self._reader.budgets,
+            model=self.reader.backend.name,
+            budgets=self.reader.budgets,
         )
         return Folded(reading=reading, passed_over=tuple(self._passed_over))
 
     def _done(self, problem: str | None) -> None:
         section = self._waiting.popleft()
-        self._number, self._tries = self._number + 1, 0
+        self._number += 1
         if problem:
             self._passed_over.append(PassedOver(text=section.text, reason=problem))

@@ -15,7 +15,7 @@ from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.model import Model
 from memagent_integrations.reader.setup import Setup
-from memagent_integrations.records import Budgets, Layout
+from memagent_integrations.records import Budgets, Layout, OnLostSection
 
 TWO_LAYOUTS = "pass prompts or layout, not both: a prompt set, like that of a policy, has its own layout"
 _POLICY = "policy:"
@@ -32,6 +32,7 @@ def load_setup(
     answer_model: str | Backend | None = None,
     answer_options: Mapping[str, Any] | None = None,
     output: type[Any] | Mapping[str, Any] | None = None,
+    on_lost_section: OnLostSection = "error",
     **budgets: int | None,
 ) -> Setup:
     """Return the setup for the arguments of `Reader`, with the prompts and budgets that a policy or a model brings.
@@ -60,6 +61,7 @@ def load_setup(
         budgets=replace(defaults, **drop_none(**budgets)),
         prompts=prompts or PromptSet.default(layout=layout or "section-first"),
         model=Model(backend=_loaded(model, backend_options), calls=Calls(limits), window=window),
+        on_lost_section=on_lost_section,
     )
     same_options = not answer_options or answer_options == backend_options
     if answer_model is not None and not (answer_model == model and same_options):

@@ -25,7 +25,7 @@ from memagent_integrations.reader.running import AsyncProgress, Progress, Runnin
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.reader.turns import Memory, turns_of_part, turns_of_reading
 from memagent_integrations.reader.unanswered import Unanswered
-from memagent_integrations.records import Event, Layout, Reading
+from memagent_integrations.records import Event, Layout, OnLostSection, Reading
 
 
 class Reader(BaseReader):
@@ -51,6 +51,9 @@ class Reader(BaseReader):
         answer_options: more arguments of the backend that `answer_model` names.
         output: what the answer has to be: a pydantic model class, or the JSON Schema of an object. The answer is then
             JSON that fits; `Reader.output.parse` returns the object. An answer that does not fit is a `BackendError`.
+        on_lost_section: what to do when the model wrote no memory for a section, however often it was asked
+            (`Limits.empty_retries`): end with `NoMemory` ("error"), or go on with the old memory ("skip"), which
+            `Reading.lost_sections` and `Reading.warnings` tell.
 
     Raises:
         UsageError: a setting is wrong, or the model's name is unknown.
@@ -76,6 +79,7 @@ class Reader(BaseReader):
         answer_model: str | Backend | None = None,
         answer_options: Mapping[str, Any] | None = None,
         output: type[Any] | Mapping[str, Any] | None = None,
+        on_lost_section: OnLostSection = "error",
     ) -> None:
         setup = load_setup(
             model,
@@ -87,6 +91,7 @@ class Reader(BaseReader):
             answer_model=answer_model,
             answer_options=answer_options,
             output=output,
+            on_lost_section=on_lost_section,
             chunk_tokens=chunk_tokens,
             memory_tokens=memory_tokens,
             question_tokens=question_tokens,
@@ -108,6 +113,7 @@ class Reader(BaseReader):
         backend_options: Mapping[str, Any] | None = None,
         answer_model: str | None = None,
         answer_options: Mapping[str, Any] | None = None,
+        on_lost_section: OnLostSection = "error",
     ) -> Self:
         """Return a reader with the models, prompts, budgets and the schema of a run.
 
@@ -127,7 +133,7 @@ class Reader(BaseReader):
         opened = journal if isinstance(journal, Journal) else Journal(journal)
         given = Given(model=model, options=backend_options)
         arguments = arguments_of_run(opened, run, given, Given(model=answer_model, options=answer_options))
-        reader = cls(**arguments, window=window, journal=opened, limits=limits)
+        reader = cls(**arguments, window=window, journal=opened, limits=limits, on_lost_section=on_lost_section)
         reader._opened_journal = opened if opened is not journal else None
         return reader
 
@@ -153,6 +159,7 @@ class Reader(BaseReader):
                 another journal keeps.
             ContextOverflow: the budgets do not fit the window, found before the first call.
             BackendError: the model failed; `error.reading` holds the steps until then.
+            NoMemory: the model wrote no memory for a section (unless `on_lost_section` is "skip").
             JournalMismatch: the document or the settings are not those of the run.
             JournalError: the journal cannot be used, or the run is being read elsewhere.
         """
@@ -242,7 +249,6 @@ class Reader(BaseReader):
         *,
         memory: str = "",
         first: int = 0,
-        strict: bool = False,
         progress: Progress | None = None,
     ) -> Reading:
         """Read a document, or one `Chunk`, for a question that is not answered yet: the reading's `answer` is empty.
@@ -255,8 +261,6 @@ class Reader(BaseReader):
             document: what to read.
             memory: the memory to start from.
             first: the number of the first step.
-            strict: whether a reply that holds no memory is an error, for a text that is thrown away afterwards; else
-                it is a step that keeps the old memory, as is one that the server's filter withheld.
             progress: called with each step when it is done.
 
         Raises:
@@ -264,7 +268,7 @@ class Reader(BaseReader):
         """
         setup = self._setup.for_reading()
         source = setup.checked_chunks(question, setup.chunks(document))
-        part = {"memory": setup.checked_memory(memory), "first": first, "strict": strict}
+        part = {"memory": setup.checked_memory(memory), "first": first}
         return Running(setup=setup, turns=turns_of_part(setup, question, source, **part)).read(progress)
 
     async def amemorize(
@@ -274,14 +278,13 @@ class Reader(BaseReader):
         *,
         memory: str = "",
         first: int = 0,
-        strict: bool = False,
         progress: AsyncProgress | None = None,
     ) -> Reading:
         """`memorize`, async; the document may be an async iterator, and `progress` a coroutine function."""
         setup = self._setup.for_reading()
         chunks = setup.async_chunks(question, document)
         source = chunks or setup.checked_chunks(question, setup.chunks(document))
-        part = {"memory": await asyncio.to_thread(setup.checked_memory, memory), "first": first, "strict": strict}
+        part = {"memory": await asyncio.to_thread(setup.checked_memory, memory), "first": first}
         turns = turns_of_part(setup, question, source, **part)
         return await Running(setup=setup, turns=turns, chunks=chunks).aread(progress)
 
@@ -330,12 +333,14 @@ class Reader(BaseReader):
         prompts: PromptSet | None = None,
         layout: Layout | None = None,
         window: int | None = None,
+        on_lost_section: OnLostSection | None = None,
+        limits: Limits | None = None,
         **budgets: int | None,
     ) -> Self:
         """Return a copy of this reader with other settings; None leaves a setting unchanged.
 
-        `answer_backend` is another model that answers. Both readers share the journal, and the limits and breakers of
-        their calls.
+        `answer_backend` is another model that answers. Both readers share the journal, and without other `limits` also
+        the breakers of their calls.
 
         Raises:
             UsageError: a setting is wrong.
@@ -347,17 +352,20 @@ class Reader(BaseReader):
             prompts = PromptSet.default(layout=layout)
         reader = copy(self)
         reader._opened_journal = None
-        answer_model = self._setup.answer_model
+        model, answer_model = self._setup.model, self._setup.answer_model
         if answer_backend:
             calls = answer_model.calls if answer_model else Calls(self.calls.limits)
             answer_model = Model(backend=answer_backend, calls=calls)
-        model = replace(self._setup.model, **drop_none(backend=backend, window=window))
+        if limits:
+            model = replace(model, calls=Calls(limits))
+            answer_model = answer_model and replace(answer_model, calls=Calls(limits))
+        model = replace(model, **drop_none(backend=backend, window=window))
         reader._setup = replace(
             self._setup,
             model=model,
             answer_model=answer_model if answer_model and answer_model.backend is not model.backend else None,
             budgets=replace(self.budgets, **drop_none(**budgets)),
-            **drop_none(prompts=prompts),
+            **drop_none(prompts=prompts, on_lost_section=on_lost_section),
         )
         return reader
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from memagent_integrations.checks import check_question
 from memagent_integrations.chunking import Chunker, achunks, chunks
@@ -20,7 +20,7 @@ from memagent_integrations.loop import Turns, reading_loop
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.model import Model
-from memagent_integrations.records import Budgets, Chunk, Phase, Plan, Prompt, Reply
+from memagent_integrations.records import Budgets, Chunk, OnLostSection, Phase, Plan, Prompt, Reply
 
 _LEAST_CHUNK = 64  # smaller chunks are no advice: a document would take too many calls
 _NO_ROOM = "lower memory_tokens or output_tokens, or use a model with a larger window"
@@ -31,7 +31,7 @@ class Setup:
     """The model that notes, the one that answers if it is another, the prompts and their sizes, and what an answer is.
 
     Raises:
-        UsageError: the model that answers cannot keep to `output`.
+        UsageError: the model that answers cannot keep to `output`, or `on_lost_section` is unknown.
     """
 
     model: Model
@@ -39,8 +39,11 @@ class Setup:
     prompts: PromptSet
     budgets: Budgets
     output: Output | None = None
+    on_lost_section: OnLostSection = "error"
 
     def __post_init__(self) -> None:
+        if self.on_lost_section not in get_args(OnLostSection):
+            raise UsageError(f'on_lost_section has to be "error" or "skip", not {self.on_lost_section!r}')
         backend = self.model_for("answer").backend
         if self.output and not backend.structured:
             raise UsageError(
@@ -193,6 +196,8 @@ class Setup:
             answer_model=self.answer_name,
             output=self.output,
             check_answer=self._check_answer if self.answer_model else None,
+            empty_retries=self.model.calls.limits.empty_retries,
+            on_lost_section=self.on_lost_section,
             **part,
         )
 

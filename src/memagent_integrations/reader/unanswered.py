@@ -70,10 +70,9 @@ class Unanswered:
 
     def _from_answer(self) -> Turns:
         with closing(self._turns):
-            state = self._state
-            if isinstance(state, Prompt) and state.deadline:
-                state = replace(state, deadline=state.deadline + time.monotonic() - self._since)
+            state, waited = self._state, time.monotonic() - self._since
             while isinstance(state, Prompt):
-                state = advance(self._turns, (yield from exchange(state)))
+                prompt = replace(state, deadline=state.deadline + waited) if state.deadline else state
+                state = advance(self._turns, (yield from exchange(prompt)))
         assert isinstance(state, Reading)
         return state

@@ -287,6 +287,7 @@ def _replies(reader: Reader, prompts: Sequence[Prompt]) -> list[Reply]:
 def _mean_scores(reader: Reader, tries: int, drawn: Sequence[Drawn]) -> Iterator[float]:
     """Yield the mean score of `tries` readings of each question; a document is chunked once for all its readings."""
     jobs = [(question.sample.question, question.sample.document()) for question in drawn]
+    reader = reader.changed(on_lost_section="skip")
     readings = iter(reader.read_many(job for job in jobs for _ in range(tries)))
     for question in drawn:
         yield sum(_score(question, reading) for reading in itertools.islice(readings, tries)) / tries

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -57,8 +57,8 @@ def roll_out(
 ) -> tuple[list[Rollout], list[Failure]]:
     """Read every question `group` times, side by side, and return the rollouts and the failures.
 
-    A reading failed where a call failed. Nonsense written by the policy is a rollout. An answer in the prescribed form
-    gets `format_reward` on top of its reward.
+    A reading failed where a call failed. Nonsense written by the policy is a rollout, and so is an empty memory, which
+    is not asked for again. An answer in the prescribed form gets `format_reward` on top of its reward.
 
     Raises:
         UsageError: a reward is no finite number.
@@ -68,6 +68,7 @@ def roll_out(
         text = drawn.sample.document()  # one object for the group, which `read_many` chunks once
         jobs += [(drawn.sample.question, text)] * group
         groups += [number] * group
+    reader = reader.changed(on_lost_section="skip", limits=replace(reader.calls.limits, empty_retries=0))
     rollouts: list[Rollout] = []
     failures: list[Failure] = []
     for number, reading in zip(groups, reader.read_many(jobs), strict=True):

@@ -38,7 +38,13 @@ class MemAgent(Baseline):
             no_change = _NO_CHANGE in selected
             prompts = PromptSet.default(layout=layouts[0] if layouts else "section-first", no_change=no_change)
         model = self.setup.model
-        self._reader = Reader(model.backend, prompts=prompts, window=model.window, **vars(self.setup.budgets))
+        self._reader = Reader(
+            model.backend,
+            prompts=prompts,
+            window=model.window,
+            on_lost_section="skip",  # a lost section costs points, not the sample
+            **vars(self.setup.budgets),
+        )
         try:
             self._reader.plan("?", "?")
         except ContextOverflow as error:  # report it once, not for every sample

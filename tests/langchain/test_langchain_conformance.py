@@ -582,6 +582,7 @@ async def test_a3_details_are_in_the_response_metadata(how: str) -> None:
     message = await call(reader(model, on_lost_section="skip", limits=Limits(empty_retries=0)), how)
     (lost,) = message.response_metadata["memagent"]["lost_sections"]
     assert lost["index"] == 1
+    characters = f"{lost['start']:,}-{lost['end']:,}"
     assert message.response_metadata == {
         "model_name": "scripted-1",
         "memagent": {
@@ -593,9 +594,7 @@ async def test_a3_details_are_in_the_response_metadata(how: str) -> None:
             "finish_reason": "stop",
             "memory": "cut",
             "lost_sections": [lost],
-            "warnings": [
-                f"sections lost: 1 of 4, for which the model wrote no memory (characters {lost['start']}-{lost['end']})"
-            ],
+            "warnings": [f"sections lost: 1 of 4, for which the model wrote no memory (characters {characters})"],
             "citations": [],
             "models": {"scripted-1": 3},
         },

@@ -12,6 +12,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec, module_from_spec
 from itertools import pairwise
 from pathlib import Path
@@ -24,9 +25,11 @@ from helpers.samples import BOOKS, ESSAYS, WITHOUT_DATA, count, digests, local, 
 
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.evaluation import data as sets
+from memagent_integrations.evaluation.baselines.prompts import plain
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.haystacks import GRASS, Corpus, Cycled, stream
 from memagent_integrations.evaluation.permutation import Permutation
+from memagent_integrations.evaluation.ruler import of_prompt, with_example
 from memagent_integrations.evaluation.tasks import NAMES, load, words
 from memagent_integrations.tokens import load_counter
 
@@ -67,9 +70,30 @@ def test_each_fact_stands_in_the_document_once_at_its_depth(name: str) -> None:
 
 
 def test_samples_of_a_needle_task_go_through_all_depths() -> None:
-    depths = {round(make("niah_single_1", 8_192, number=number).facts[0].depth, 2) for number in range(40)}
-    assert len(depths) == 40
-    assert (min(depths), max(depths)) == (0, 1)
+    depths = {round(make("niah_single_2", 8_192, number=number).facts[0].depth, 1) for number in range(40)}
+    assert depths == {n / 10 for n in range(11)}
+
+
+@pytest.mark.parametrize("name", ["niah_single_1", "niah_multikey_2"])
+def test_a_needle_stands_anywhere_among_equal_sentences(name: str) -> None:
+    depths = sorted(make(name, 2_048, number=number).facts[0].depth for number in range(60))
+    assert 0 <= depths[0] < 0.1
+    assert 0.9 < depths[-1] < 1
+    assert len({round(depth * 39, 6) % 1 for depth in depths}) > 10, "not RULER's 40 depths"
+    assert all(abs(depth - n / 60) < 0.2 for n, depth in enumerate(depths)), "uniform"
+
+
+def test_hyphenated_words_are_words() -> None:
+    assert {"high-pitched", "arm-rest", "x-ray"} <= {
+        *words.lists("adjective"),
+        *words.lists("noun"),
+        *words.lists("verb"),
+    }
+    assert not {word for category in ("adjective", "noun", "verb") for word in words.lists(category) if " " in word}
+    single = words.singles("key")
+    texts = [single(n) for n in range(9_000)]
+    assert len(set(texts)) == 9_000
+    assert {"arm-rest", "x-ray"} <= set(texts)
 
 
 @pytest.mark.parametrize("name", NEEDLES)
@@ -121,6 +145,44 @@ def test_ten_words_are_common() -> None:
         assert Counter(re.findall(r"\d+\. (\S+)", sample.oracle)) == dict.fromkeys(sample.answers, often)
         for fact in sample.facts:
             assert f" {whole} ".count(f" {fact.text} ") == 1
+
+
+def test_vt_and_cwe_have_an_example() -> None:
+    tasks = {name: with_example(load(name, Data())) for name in ("vt", "cwe")}
+    one, other = (tasks["vt"].make(4_096, 1, number, count) for number in (0, 1))
+    assert one.question.startswith(f"{make('vt', 4_096).question}\n\nAn example")
+    shown = one.question.partition("An example")[2]
+    names = shown.rpartition(": ")[2].split()
+    assert re.findall(r"VAR (\w+) =", shown) == names
+    assert len(names) == len(set(names)) == 5
+    assert not set(names) & set(one.answers)
+    assert shown != other.question.partition("An example")[2]
+    entries, _, common = (
+        tasks["cwe"].make(4_096, 1, 0, count).question.partition("An example")[2].partition("\n\nthe 10")
+    )
+    counted = Counter(re.findall(r"\d+\. (\S+)", entries))
+    assert sorted(counted.values()) == [1] * 10 + [3] * 10
+    assert {word for word, times in counted.items() if times == 3} == set(re.findall(r"\d+\. (\S+)", common))
+    needles = load("niah_single_1", Data())
+    assert with_example(needles) is needles
+
+
+@pytest.mark.parametrize("name", ["niah_single_1", "vt", "cwe", "fwe"])
+def test_a_length_may_be_that_of_the_prompt(name: str) -> None:
+    task = of_prompt(with_example(load(name, Data())))
+    sample = task.make(4_096, 1, 0, count)
+    (message,) = plain(sample.question, text(sample))
+    assert count(message.content) + task.answer_tokens == pytest.approx(4_096, rel=0.02)
+    assert sample.question.startswith(make(name, 4_096).question)
+    if name == "cwe":
+        assert sample.details["often"] == 30
+
+
+def test_a_prompt_has_to_fit_its_length() -> None:
+    with pytest.raises(UsageError, match="without a document has"):
+        of_prompt(load("cwe", Data())).make(200, 0, 0, count)
+    with pytest.raises(UsageError, match="not in tokens"):
+        of_prompt(replace(load("vt", Data()), unit="paragraphs"))
 
 
 def test_three_words_are_frequent() -> None:

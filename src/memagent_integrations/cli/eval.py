@@ -21,6 +21,7 @@ from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import baselines, harness, plots, published, report, tasks
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.results import Result, Results, merged
+from memagent_integrations.evaluation.ruler import LengthOf, of_prompt, with_example
 from memagent_integrations.evaluation.samples import Task
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
@@ -43,6 +44,10 @@ _Lengths = Annotated[
         "--length", "-l", metavar="N", help="Length of tasks without one [those published].", show_default=False
     ),
 ]
+_LengthOf = Annotated[
+    LengthOf, typer.Option("--length-of", help="What a length in tokens counts: RULER counts the whole prompt.")
+]
+_Example = Annotated[bool, typer.Option("--example", help="Show RULER's example behind questions of vt and cwe.")]
 _Readers = Annotated[
     list[str] | None,
     typer.Option("--reader", "-r", metavar="NAME", help="A reader to compare [memagent].", show_default=False),
@@ -77,6 +82,8 @@ def run(
     task: _Tasks,
     output: _ResultFile,
     length: _Lengths = None,
+    length_of: _LengthOf = "document",
+    example: _Example = False,
     reader: _Readers = None,
     samples: _Samples = 16,
     seed: _Seed = 0,
@@ -101,7 +108,12 @@ def run(
     """
     source, names = Data(data), list(dict.fromkeys(reader or ["memagent"]))
     given = PromptSet.from_reference(prompts) if prompts else None
-    jobs = harness.jobs([_task(name, source, length) for name in dict.fromkeys(task)], names, samples)
+    chosen = [_task(name, source, length) for name in dict.fromkeys(task)]
+    if example:
+        chosen = list(map(with_example, chosen))
+    if length_of == "prompt":
+        chosen = list(map(of_prompt, chosen))
+    jobs = harness.jobs(chosen, names, samples)
     with Reader(
         model,
         window=window,
@@ -118,6 +130,8 @@ def run(
             "budgets": vars(budgets),
             "window": window,
             "seed": seed,
+            **({"example": True} if example else {}),
+            **({"length_of": length_of} if length_of != "document" else {}),
             "prompts": published.prompts_named(templates) if given else templates.name,
         }
         address = str(backend.identity.get("base_url"))  # without the secrets that the given address may hold

@@ -67,6 +67,8 @@ class Task:
             n // questions, and on the length and the seed, alone.
         answer_tokens: the most tokens of an answer that are scored, where the benchmark lets a model write no more;
             None if there is no limit but the reader's.
+        example: `example(seed, number)` returns an example of a text, a question and its answer for sample `number`, of
+            a benchmark that shows one; `ruler.with_example` shows it.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Task:
     size: int | None = None
     questions: int = 1
     answer_tokens: int | None = None
+    example: Callable[[int, int], str] | None = None
 
     def score(self, answer: str, sample: Sample, *, reply: str | None = None) -> float:
         """Return the score of an answer to one of the samples, from 0.0 to 1.0.

@@ -26,7 +26,7 @@ from memagent_integrations.tokens import Counter
 TRAINING = ("vt_train",)
 NAMES = ("vt", *TRAINING)
 _HOPS = 4
-_LETTERS = 5
+_LETTERS, _EXAMPLE_LETTERS = 5, 3
 _TRAINING_CHAINS = 2
 
 
@@ -45,6 +45,7 @@ def load(name: str, data: Data) -> Task:
         lengths=TRAINING_LENGTHS if training else RULER_LENGTHS,
         questions=chains,
         answer_tokens=None if training else RULER_ANSWER_TOKENS["vt"],
+        example=None if training else _example,
     )
 
 
@@ -84,6 +85,15 @@ def _sample(
         oracle="\n".join(fact.text for fact in facts),
         details={"haystack": "book" if books else "repeat", "units": units, "chains": chains, "hops": _HOPS},
     )
+
+
+def _example(seed: int, number: int) -> str:
+    """Return a short text with another value and shorter names, and the right answer for it."""
+    key = f"vt/{seed}/{number}"
+    names = random_words(f"{key}/example", string.ascii_uppercase, _EXAMPLE_LETTERS, _HOPS + 1)
+    value = random.Random(f"{key}/example").randrange(10_000, 100_000)
+    text = "\n".join(f"{GRASS}\n{assignment}" for assignment in _assignments(value, names))
+    return f"An example. In this text\n\n{text}\n\nthe variables with the value {value} are: {' '.join(names)}"
 
 
 def _assignments(value: int, variables: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ cwe asks for the common words of a numbered list, fwe for the frequent words of 
 from __future__ import annotations
 
 import math
+import random
 import string
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ from memagent_integrations.tokens import Counter
 
 NAMES = ("cwe", "fwe")
 _COMMON = 10  # number of common words of cwe
-_SHORT = 4096  # below this length, cwe repeats each word less often
+_SHORT = 3_072  # below this length, cwe repeats each word less often; RULER's 4,096 include prompt and example
+_EXAMPLE = (10, 3, 1)  # other words, and how often the example has a common one and another one
 _FREQUENT = 3  # number of words that fwe asks for
 _LETTERS = 6
 _ZETA = math.pi**2 / 6  # the zeta function at alpha = 2
@@ -38,6 +40,7 @@ def load(name: str, data: Data) -> Task:
         make=_cwe if name == "cwe" else _fwe,
         lengths=RULER_LENGTHS,
         answer_tokens=RULER_ANSWER_TOKENS[name],
+        example=_example if name == "cwe" else None,
     )
 
 
@@ -76,6 +79,19 @@ def _cwe(length: int, seed: int, number: int, count: Counter) -> Sample:
         oracle=" ".join(filler.unit(place) for place in sorted(chain.from_iterable(places))),
         details={"entries": entries, "common": _COMMON, "often": often, "seldom": seldom},
     )
+
+
+def _example(seed: int, number: int) -> str:
+    """Return a short list with its common words, as RULER shows one; its longer one for long lists is not used."""
+    key = f"cwe/{seed}/{number}"
+    word, (others, often, seldom) = singles(f"{key}/example"), _EXAMPLE
+    slots = [*range(_COMMON)] * often + [*range(_COMMON, _COMMON + others)] * seldom
+    random.Random(f"{key}/example").shuffle(slots)
+    entries, common = (
+        " ".join(f"{number}. {word(slot)}" for number, slot in enumerate(chosen, start=1))
+        for chosen in (slots, range(_COMMON))
+    )
+    return f"An example. In this list\n\n{entries}\n\nthe {_COMMON} most common words are: {common}"
 
 
 def _first_unique(places: Sequence[int]) -> int:

@@ -1,7 +1,8 @@
 """RULER's eight needle tasks: sentences with a key and a value, hidden in unrelated text.
 
 Needle sentence, kinds, haystacks and numbers are RULER's (arXiv:2404.06654, NVIDIA/RULER). `length` is that of the
-document. The tasks for training hide the needles in books, and ask several questions about a document if it has needles
+document. A needle stands anywhere in a repeated sentence or among needles, and at one of 40 depths in other texts, as
+in RULER. The tasks for training hide the needles in books, and ask several questions about a document if it has needles
 enough.
 """
 
@@ -100,7 +101,11 @@ def _sample(
         filler = Cycled(text, start)
     texts = [sentence(k, v) for k, v in needles]
     units = filled(name, filler, length, texts, count)
-    places = [filler.place(units, depth) for depth in _depths(name, seed, document, len(texts))]
+    if isinstance(filler, Generated):
+        rng = random.Random(f"{source}/places")
+        places = sorted(int(rng.random() * units) for _ in texts)
+    else:
+        places = [filler.place(units, depth) for depth in _depths(name, seed, document, len(texts))]
     facts = [
         Fact(text=text, depth=filler.depth(units, place), keys=(value(v),))
         for text, place, (k, v) in zip(texts, places, needles, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import cache
 from typing import Literal
 from uuid import UUID
@@ -50,7 +50,9 @@ def pairs(key: str) -> Callable[[int], str]:
 
 def singles(key: str) -> Callable[[int], str]:
     """Return a function from 0, 1, 2, ... to nouns, adjectives and verbs, followed by adjective-noun pairs."""
-    words = sorted({*lists("noun"), *lists("adjective"), *lists("verb")})
+    adjectives, nouns = set(lists("adjective")), set(lists("noun"))
+    alone = {*lists("verb"), *adjectives, *nouns}
+    words = sorted(word for word in alone if not _is_pair(word, adjectives, nouns))
     random.Random(key).shuffle(words)
     pair = pairs(key)
     return lambda index: words[index] if index < len(words) else pair(index - len(words))
@@ -58,9 +60,21 @@ def singles(key: str) -> Callable[[int], str]:
 
 @cache
 def lists(category: str) -> tuple[str, ...]:
-    """Return all nouns, adjectives or verbs without a hyphen, so that every pair of words can be told apart."""
+    """Return all nouns, adjectives or verbs, also hyphenated ones; not the few with a space or an apostrophe.
+
+    No two pairs of an adjective and a noun are the same text.
+    """
     try:
         from wonderwords import RandomWord
     except ImportError as error:
         raise MissingExtra.extra("wonderwords", "eval") from error
-    return tuple(sorted({word for word in RandomWord().filter(include_categories=[category]) if word.isalpha()}))
+    return tuple(
+        sorted({word for word in RandomWord().filter(include_categories=[category]) if word.replace("-", "").isalpha()})
+    )
+
+
+def _is_pair(word: str, adjectives: Set[str], nouns: Set[str]) -> bool:
+    """Return whether the word is what `pairs` makes of an adjective and a noun."""
+    parts = word.split("-")
+    splits = (("-".join(parts[:n]), "-".join(parts[n:])) for n in range(1, len(parts)))
+    return any(first in adjectives and second in nouns for first, second in splits)

@@ -91,6 +91,17 @@ def test_a_report_is_a_table_and_pictures(server: Loopback, folder: Path) -> Non
     assert (refused.exit_code, refused.stderr) == (2, "memagent: cannot write 'out.jsonl': File exists\n")
 
 
+def test_lengths_and_examples_as_in_ruler(server: Loopback, folder: Path) -> None:
+    done = run(server, "-t", "vt@1500", "-r", "cut", "--samples", "1", "--length-of", "prompt", "--example")
+    assert done.exit_code == 0, done.stderr
+    header, result = map(json.loads, (folder / "out.jsonl").read_text().splitlines())
+    assert (header["made"]["length_of"], header["made"]["example"]) == ("prompt", True)
+    assert "An example" in result["question"]
+    assert 900 < result["details"]["document_tokens"] < 1300
+    refused = run(server, "-t", "ruler_hqa@4", "--data", ".", "--length-of", "prompt", "-o", "other.jsonl")
+    assert refused.exit_code == 2
+
+
 def test_ruler_hqa_as_published(server: Loopback, folder: Path) -> None:
     (folder / "hotpotqa").mkdir()
     rows = [{"context": "Document 1:\nIt is 7.", "input": "Which?", "answers": ["7"], "num_docs": 50, "index": 0}]

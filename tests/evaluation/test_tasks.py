@@ -180,7 +180,7 @@ def test_a_length_may_be_that_of_the_prompt(name: str) -> None:
 
 def test_a_prompt_has_to_fit_its_length() -> None:
     with pytest.raises(UsageError, match="without a document has"):
-        of_prompt(load("cwe", Data())).make(200, 0, 0, count)
+        of_prompt(with_example(load("cwe", Data()))).make(200, 0, 0, count)
     with pytest.raises(UsageError, match="not in tokens"):
         of_prompt(replace(load("vt", Data()), unit="paragraphs"))
 

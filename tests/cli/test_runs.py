@@ -49,15 +49,28 @@ def read(server: Loopback, document: Path, *options: object) -> Result:
     return run("read", "-q", QUESTION, document, *at(server), *CHUNKED, *options)
 
 
+@pytest.mark.parametrize("options", [(), ("--run", "north gate; date")])
 def test_an_interruption_says_how_to_go_on(
-    server: Loopback, document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Loopback, document: Path, tmp_path: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a command that a shell takes as it is meant, in whatever folder."""
+
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("memagent_integrations.cli.read._read", interrupted)
-    done = run("read", "-q", QUESTION, document, *at(server), "--journal", tmp_path / "journal.db", "--quiet")
-    assert (done.exit_code, done.stderr) == (130, "memagent: interrupted; the same command goes on from here\n")
+    journal = tmp_path / "my journal.db"
+    done = run("read", "-q", QUESTION, document, *at(server), "--journal", journal, *options, "--quiet")
+    how = f"memagent runs resume 'north gate; date' --journal '{journal}'" if options else "the same command"
+    assert (done.exit_code, done.stderr) == (130, f"memagent: interrupted; {how} goes on from here\n")
+
+
+def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
+    with Journal(tmp_path / "my journal.db") as journal:
+        Reader(ScriptedBackend(["a memory", "an answer"]), journal=journal).read(QUESTION, "text", run="gate")
+        journal.edit("gate", 0, memory="another", name="north gate; date")
+        error = str(journal.reading("north gate; date").error)
+    assert f"(memagent runs resume 'north gate; date' --journal '{journal.path}')" in error
 
 
 def test_an_interrupted_reading_is_resumed(server: Loopback, moody: Moody, document: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -246,7 +247,7 @@ def resume(
         if not files:
             raise UsageError(
                 f"the run {run} read no files, the journal does not know which, or it was not you who read them here; "
-                f"name what it is to read on: memagent runs resume {run} FILE..."
+                f"name what it is to read on: memagent runs resume {quote(run)} FILE..."
             )
         _check(files, output, plan=False, journal_file=journal_file)
         make_reader = partial(
@@ -329,7 +330,7 @@ def _answer(
             reading = _read(reader, question, files, start, progress, output)
         except KeyboardInterrupt as stop:
             if reader.journal:
-                resume = f"memagent runs resume {start.run} --journal {reader.journal.path.name}"
+                resume = f"memagent runs resume {quote(start.run or '')} --journal {quote(str(reader.journal.path))}"
                 how = resume if start.run else "the same command"
                 raise type(stop)(f"{str(stop) or 'interrupted'}; {how} goes on from here") from None
             raise

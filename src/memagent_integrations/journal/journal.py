@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NoReturn, Self
 
 from memagent_integrations.checks import check_int
@@ -295,7 +296,7 @@ class Journal:
             return f"the run {run} is being read"
         return (
             f"the run {run} is not finished; read the document again with this journal to resume "
-            f"(memagent runs resume {run} --journal {self.path.name})"
+            f"(memagent runs resume {quote(run)} --journal {quote(str(self.path))})"
         )
 
     def _unknown(self, run: str) -> NoReturn:

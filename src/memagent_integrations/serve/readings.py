@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 from memagent_integrations.errors import MemAgentError, RunPaused, UsageError
 from memagent_integrations.journal import Journal, Run
@@ -39,7 +40,7 @@ class BackgroundReadings:
             problem = "it is not known which files the run {} reads"
             if run.files:
                 problem = "the run {} was not read by you on this machine, so that its files have to be given again"
-            raise UsageError(f"{problem.format(name)}; go on with: memagent runs resume {name} FILE...")
+            raise UsageError(f"{problem.format(name)}; go on with: memagent runs resume {quote(name)} FILE...")
         with self._lock:
             if run.active or self.reads(name):
                 raise UsageError(f"the run {name} is being read")

@@ -222,7 +222,8 @@ def _no_memory(step: Step) -> NoMemory:
     elif step.reply.finish_reason == "content_filter":
         how = "it would be withheld again; leave the section out"
     return NoMemory(
-        f'section {step.index + 1} is lost: {step.problem}; {how}, or go on without it: on_lost_section="skip"',
+        f"section {step.index + 1} is lost: {step.problem}; {how}, or go on without it: "
+        'on_lost_section="skip" (--on-lost-section skip)',
         retryable=not step.reply.recorded and step.reply.finish_reason != "content_filter",
     )
 

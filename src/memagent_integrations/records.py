@@ -308,9 +308,8 @@ class Reading:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What one has to know about the answer: that sections were lost, or that it rests on an empty memory."""
-        return warnings_of(
-            self.lost_sections, sum(step.phase == "memory" for step in self.steps), self.memory, self.answer
-        )
+        places = [(span.start, span.end) for span in self.lost_sections]
+        return warnings_of(places, sum(step.phase == "memory" for step in self.steps), self.memory, self.answer)
 
     @cached_property
     def origins(self) -> dict[str, tuple[Origin, ...]]:
@@ -377,14 +376,11 @@ Event = Step | str | Reading
 """What a streamed reading yields: each step, pieces of the answer's text, and the whole reading last."""
 
 
-def warnings_of(lost: Sequence[Span], sections: int, memory: str, answer: str | None) -> tuple[str, ...]:
-    """Return the warnings of a reading of so many sections, of which some were lost.
-
-    `answer` is empty while there is none.
-    """
+def warnings_of(lost: Sequence[tuple[int, int]], sections: int, memory: str, answer: str | None) -> tuple[str, ...]:
+    """Return the warnings of a reading of so many sections, of which some were lost: where they begin and end."""
     warnings = []
     if lost:
-        places = ", ".join(f"{span.start:,}-{span.end:,}" for span in lost[:_MOST_PLACES])
+        places = ", ".join(f"{start:,}-{end:,}" for start, end in lost[:_MOST_PLACES])
         more = ", ..." if len(lost) > _MOST_PLACES else ""
         warnings.append(
             f"sections lost: {len(lost):,} of {sections:,}, for which the model wrote no memory "

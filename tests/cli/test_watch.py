@@ -119,7 +119,7 @@ def test_a_long_passage_that_went_does_not_hide_what_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "description"), [("unchanged", "memory unchanged"), ("kept", "memory kept, the reply was unusable")]
+    ("outcome", "description"), [("unchanged", "memory unchanged"), ("kept", "memory kept, the section is lost")]
 )
 def test_a_memory_that_stayed_has_no_marks(outcome: Outcome, description: str) -> None:
     drawn = frame(make_step("Victor built it.", "Victor built it.", outcome=outcome), 100)
@@ -250,7 +250,7 @@ def test_without_a_terminal_the_memory_is_text() -> None:
         "    ",
         "        At Ingolstadt.",
         "chunk 2 of 4: 1,000 tokens, 1,000 tokens/s, about 0:02 left",
-        "  memory kept, the reply was unusable · characters 1,000-2,500 of a.txt",
+        "  memory kept, the section is lost · characters 1,000-2,500 of a.txt",
     ]
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from memagent_integrations.records import OnLostSection
+
 Model = Annotated[str, typer.Option(help="The model, as for `memagent read`.")]
 DataDir = Annotated[
     Path | None,
@@ -41,6 +43,21 @@ TopP = Annotated[
 Prompts = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Take the prompts from a file of MemAgent's reference code.", show_default=False),
+]
+CallTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Give up a call that takes longer; it is repeated.", show_default=False),
+]
+RunTimeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="Give up the reading when it takes longer.", show_default=False)
+]
+LostSection = Annotated[
+    OnLostSection | None,
+    typer.Option(
+        "--on-lost-section",
+        help="When the model writes no memory for a section: end with an error [default], or skip it and say so.",
+        show_default=False,
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 JournalFile = Annotated[Path, typer.Option("--journal", metavar="FILE", help="The journal.", show_default=False)]

@@ -22,7 +22,7 @@ from memagent_integrations.cli import models, options
 from memagent_integrations.cli.cited import cited
 from memagent_integrations.cli.progress import ReadingProgress
 from memagent_integrations.cli.runs import is_part_of, open_journal
-from memagent_integrations.cli.streams import STDIN, console, show, stdin_text, text_given, write
+from memagent_integrations.cli.streams import STDIN, console, show, stdin_text, tell, text_given, write
 from memagent_integrations.cli.watch import WatchedReading
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
 from memagent_integrations.prompts import PromptSet
@@ -81,13 +81,6 @@ _Trace = Annotated[
 ]
 _Plan = Annotated[bool, typer.Option("--plan", help="Only tell what the reading would take.")]
 _Watch = Annotated[bool, typer.Option("--watch", help="Show the memory as it changes.")]
-_CallTimeout = Annotated[
-    float | None,
-    typer.Option(metavar="SECONDS", help="Give up a call that takes longer; it is repeated.", show_default=False),
-]
-_RunTimeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Give up the reading when it takes longer.", show_default=False)
-]
 _Journal = Annotated[
     Path | None,
     typer.Option(
@@ -172,8 +165,9 @@ def read(
     run: _Run = None,
     memory: _Memory = None,
     memory_text: _MemoryText = None,
-    call_timeout: _CallTimeout = None,
-    run_timeout: _RunTimeout = None,
+    call_timeout: options.CallTimeout = None,
+    run_timeout: options.RunTimeout = None,
+    on_lost_section: options.LostSection = None,
     plan: _Plan = False,
     watch: _Watch = False,
     quiet: options.Quiet = False,
@@ -198,6 +192,7 @@ def read(
         question_tokens=question_tokens,
         overlap_tokens=overlap_tokens,
         limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
+        on_lost_section=on_lost_section or "error",
         backend_options=drop_none(
             model=_base(model, base_model),
             window=window,
@@ -230,8 +225,9 @@ def resume(
     citations: _Citations = False,
     as_json: _Json = False,
     trace: _Trace = None,
-    call_timeout: _CallTimeout = None,
-    run_timeout: _RunTimeout = None,
+    call_timeout: options.CallTimeout = None,
+    run_timeout: options.RunTimeout = None,
+    on_lost_section: options.LostSection = None,
     watch: _Watch = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -256,6 +252,7 @@ def resume(
             run,
             model=model,
             limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
+            on_lost_section=on_lost_section or "error",
             backend_options=drop_none(
                 model=_base(model, base_model), window=window, base_url=base_url, tokenizer=tokenizer
             ),
@@ -335,6 +332,8 @@ def _answer(
                 raise type(stop)(f"{str(stop) or 'interrupted'}; {how} goes on from here") from None
             raise
         progress.done(reading)
+    for warning in reading.warnings:
+        tell(f"warning: {warning}")
     try:
         if output.trace:
             reading.save(output.trace)

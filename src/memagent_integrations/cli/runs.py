@@ -77,6 +77,8 @@ def show_run(journal_file: options.JournalFile, run: options.RunName) -> None:
             outcome = f"{step.outcome}, cut" if step.cut else step.outcome
             show(f"\n-- step {step.index}, {where}: {outcome}\n{step.memory}")
     show(f"\nanswer: {reading.answer}" if reading.answer else f"\n{reading.error}")
+    for warning in reading.warnings:
+        show(f"warning: {warning}")
 
 
 @runs_app.command("export", short_help="Write a run as JSON.")

@@ -41,7 +41,8 @@ def serve_journal(
 
     The page pauses runs, edits their memory and continues them from any step.
     """
-    resume = partial(Reader.from_run, backend_options=drop_none(window=window, base_url=base_url))
+    backend_options = drop_none(window=window, base_url=base_url)
+    resume = partial(Reader.from_run, backend_options=backend_options, on_lost_section="skip")  # the page tells it
     with open_journal(journal_file) as journal:
         server = serve.Server(journal, resume, port=port)
         try:

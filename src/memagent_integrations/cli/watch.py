@@ -110,7 +110,7 @@ def _describe(step: Step) -> str:
     """Say what became of the memory, and where the chunk came from."""
     outcome = f"memory {step.outcome}"
     if step.outcome == "kept":
-        outcome += ", the reply was unusable"
+        outcome += ", the section is lost"
     if step.cut:
         outcome += ", cut"
     if not step.span:

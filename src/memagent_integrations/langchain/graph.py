@@ -21,7 +21,7 @@ from memagent_integrations.langchain.runless import Runless
 from memagent_integrations.langchain.stored import StoredMemories, checked_store
 from memagent_integrations.reader import Reader
 from memagent_integrations.reader.position import Position
-from memagent_integrations.records import NO_USAGE, Chunk, Reading, Usage
+from memagent_integrations.records import NO_USAGE, Chunk, Reading, Usage, warnings_of
 
 try:
     from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -61,7 +61,8 @@ class ReadingState(ReadingTask, total=False):
     `memory` may be edited between steps. `memory_digest` identifies the memory that the store had under `memory_key`
     when the reading began. `chunk` is the number of the next chunk, counted from 0, `more` whether there is one, and
     `digest` identifies the chunks before it. `usage` sums the tokens of all calls (the fields of `records.Usage`).
-    `answer` is None until the last step.
+    `lost_sections` are the first and the last character of the sections that are not in the memory, `warnings` says so
+    in words once there is an answer (see `Reading`). `answer` is None until the last step.
     """
 
     memory_digest: str
@@ -69,6 +70,8 @@ class ReadingState(ReadingTask, total=False):
     more: bool
     digest: str
     usage: dict[str, int | None]
+    lost_sections: list[tuple[int, int]]
+    warnings: list[str]
     answer: str | None
 
 
@@ -157,6 +160,8 @@ def _begun(key: str, memory: str, digest: str) -> ReadingState:
         more=True,
         digest="",
         usage=asdict(NO_USAGE),
+        lost_sections=[],
+        warnings=[],
         answer=None,
     )
 
@@ -245,14 +250,14 @@ class _Nodes:
         reading = self._reader_for(state, config).answer(state["question"], state["memory"], first=state["chunk"])
         if key := state.get("memory_key"):
             self._memories.leave(key, state["memory_digest"], state["memory"])
-        return ReadingState(answer=reading.answer, usage=_usage(state, reading))
+        return _answered(state, reading)
 
     async def aanswer(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
         reader = await asyncio.to_thread(self._reader_for, state, config)
         reading = await reader.aanswer(state["question"], state["memory"], first=state["chunk"])
         if key := state.get("memory_key"):
             await self._memories.aleave(key, state["memory_digest"], state["memory"])
-        return ReadingState(answer=reading.answer, usage=_usage(state, reading))
+        return _answered(state, reading)
 
     def _reader_for(self, state: ReadingState, config: RunnableConfig) -> Reader:
         """Check that a graph wrote the state; return a reader whose calls are children of this node's run."""
@@ -291,6 +296,7 @@ class _Nodes:
             more=position.more,
             digest=position.digest,
             usage=_usage(state, reading),
+            lost_sections=[*_lost(state), *((span.start, span.end) for span in reading.lost_sections)],
         )
         if position.more:
             self._positions.put({**state, **update}, config, position)
@@ -302,6 +308,17 @@ async def _in_thread(manager: AbstractContextManager[Item]) -> AsyncIterator[Ite
     """Enter a context manager in a thread, because its entry reads and tokenizes."""
     with ExitStack() as stack:
         yield await asyncio.to_thread(stack.enter_context, manager)
+
+
+def _answered(state: ReadingState, reading: Reading) -> ReadingState:
+    """Return what the answer changes in the state."""
+    warnings = warnings_of(_lost(state), state["chunk"], state["memory"], reading.answer)
+    return ReadingState(answer=reading.answer, usage=_usage(state, reading), warnings=list(warnings))
+
+
+def _lost(state: ReadingState) -> list[tuple[int, int]]:
+    """Return the places that were lost; a checkpoint may have made lists of tuples, or be older than they are."""
+    return [(start, end) for start, end in state.get("lost_sections", ())]
 
 
 def _usage(state: ReadingState, reading: Reading) -> dict[str, int | None]:

@@ -32,7 +32,7 @@ from memagent_integrations.llama_index.settings import Model, ReaderSettings, re
 from memagent_integrations.llama_index.sources import SourceNodes
 from memagent_integrations.reader import Reader
 from memagent_integrations.reader.position import Position
-from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage
+from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage, warnings_of
 from memagent_integrations.tokens import Counter
 
 _MAX_REFERENCE = 10_000  # characters; a whole document in the context would be saved with it
@@ -91,6 +91,7 @@ class MemAgentAnswer(StopEvent):
     model: str
     steps: list[dict[str, Any]]
     usage: dict[str, int | None]
+    warnings: list[str] = Field(default_factory=list)
 
     def __str__(self) -> str:
         """The answer."""
@@ -114,7 +115,8 @@ class MemAgentRead(Event):
 class MemAgentState(BaseModel):
     """The reading in a context, without the document.
 
-    `start` is the memory that it started from, `read` counts the chunks read, `digest` identifies them.
+    `start` is the memory that it started from, `read` counts the chunks read, `digest` identifies them, `lost` are the
+    places of those that are not in the memory.
     """
 
     question: str = ""
@@ -127,6 +129,7 @@ class MemAgentState(BaseModel):
     answer: str | None = None
     steps: list[dict[str, Any]] = Field(default_factory=list)
     usage: dict[str, int | None] = Field(default_factory=lambda: asdict(NO_USAGE))
+    lost: list[tuple[int, int]] = Field(default_factory=list)
 
     def add(self, record: ResponseRecord) -> None:
         """Add the record's step."""
@@ -267,6 +270,7 @@ class MemAgentWorkflow(Workflow):
         async with ctx.store.edit_state() as state:
             state.memory, state.read, state.digest = reading.memory, position.number, position.digest
             state.waiting = bool(self._ask_every and state.read % self._ask_every == 0)
+            state.lost += [(span.start, span.end) for span in reading.lost_sections]
             state.add(record)
         _notify(ctx, state, chunk)
         return self._after(ctx, state)
@@ -304,7 +308,12 @@ class MemAgentWorkflow(Workflow):
             _notify(ctx, state, None)
         model = self._run(ctx).reader.backend.name
         return MemAgentAnswer(
-            answer=state.answer or "", memory=state.memory, model=model, steps=state.steps, usage=state.usage
+            answer=state.answer or "",
+            memory=state.memory,
+            model=model,
+            steps=state.steps,
+            usage=state.usage,
+            warnings=list(warnings_of(state.lost, state.read, state.memory, state.answer)),
         )
 
     def _after(self, ctx: Context[MemAgentState], state: MemAgentState) -> MemAgentNext | MemAgentReview | None:

@@ -128,7 +128,7 @@ class _Api:
         reading = self._journal.reading(name, start=start, stop=run.steps)  # the run may have grown meanwhile
         news = data(reading, start=int(have) - start)
         if not run.finished:
-            news["statements"] = []
+            news |= {"statements": [], "warnings": []}
         return _json({"run": self._run_data(run), "reading": news})
 
     async def pause(self, request: Request) -> Response:

@@ -55,6 +55,7 @@ def data(reading: Reading, *, start: int = 0) -> dict[str, Any]:
         "question": reading.question,
         "answer": reading.answer,
         "error": str(reading.error) if reading.error else None,
+        "warnings": list(reading.warnings),
         "model": reading.model,
         "seconds": reading.seconds,
         "tokens": _token_counts(reading.usage),

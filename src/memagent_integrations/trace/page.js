@@ -46,6 +46,7 @@ function head() {
   byId("question").textContent = reading.question;
   byId("answer").textContent = reading.error || reading.answer;
   byId("answer").classList.toggle("error", Boolean(reading.error));
+  byId("warnings").replaceChildren(...reading.warnings.map((warning) => element("li", `Warning: ${warning}`)));
   byId("totals").textContent = [
     reading.model,
     `${number(reading.steps.length)} chunks`,

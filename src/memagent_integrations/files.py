@@ -57,6 +57,17 @@ def read_bytes(path: str | Path) -> bytes:
         return Path(path).read_bytes()
 
 
+def check_regular(path: str | Path) -> None:
+    """Check that what is there is a file, and no device or pipe, which may have no end.
+
+    Raises:
+        UsageError: it is another thing.
+    """
+    with accessing("read", path):
+        if Path(path).exists() and not Path(path).is_file():
+            raise UsageError(f"cannot read {str(path)!r}: it is no regular file")
+
+
 def write(path: str | Path, content: str | bytes) -> None:
     """Replace the content of a file, all at once: after a crash it is the old one or the new one, never a part.
 

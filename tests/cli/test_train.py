@@ -196,7 +196,7 @@ def test_an_adapter_goes_on_being_trained_and_trackers_are_told_of_it(
         "def short(reading, drawn):\n    return 1 / (1 + len(reading.answer or ''))\n"
     )
     monkeypatch.chdir(tmp_path)
-    run = train("run", path, "--output", tmp_path / "run")
+    run = train("run", path, "--output", tmp_path / "run", "--reward", "own_rewards:short")
     assert run.exit_code == 0, run.output
     assert 0 < read(tmp_path / "run" / "metrics.jsonl")[1]["reward"] < 1
     assert (tmp_path / "run" / "policy" / "adapter" / "adapter_model.safetensors").is_file()
@@ -205,7 +205,8 @@ def test_an_adapter_goes_on_being_trained_and_trackers_are_told_of_it(
 
 def test_a_tracker_that_is_not_installed_is_refused(tmp_path: Path) -> None:
     refused = train(
-        "run", recipe(tmp_path, tmp_path / "no model", 'trackers = ["crystal"]'), "--output", tmp_path / "run"
+        *("run", recipe(tmp_path, tmp_path / "no model", 'trackers = ["crystal"]')),
+        *("--tracker", "crystal", "--output", tmp_path / "run"),
     )
     assert refused.exit_code == 2
     assert "no tracker 'crystal'" in " ".join(refused.output.split())

@@ -24,6 +24,7 @@ from memagent_integrations.reader import Reader  # noqa: E402
 from memagent_integrations.records import Prompt  # noqa: E402
 from memagent_integrations.training.batches import deal  # noqa: E402
 from memagent_integrations.training.forward import scores  # noqa: E402
+from memagent_integrations.training.given import Given  # noqa: E402
 from memagent_integrations.training.policy import start  # noqa: E402
 from memagent_integrations.training.recipe import Recipe  # noqa: E402
 from memagent_integrations.training.sampler import Sampler  # noqa: E402
@@ -400,7 +401,7 @@ def test_a_recipe_names_its_server(model: Path, loopback: Loopback, tmp_path: Pa
     (tmp_path / "recipe.toml").write_text(
         f'model = "transformers:{model}"\nmixture = "mixture.toml"\ncpu = true\n{table}'
     )
-    with Recipe.load(tmp_path / "recipe.toml").reader() as reader:
+    with Recipe.load(tmp_path / "recipe.toml", Given(base_url=f"{loopback.url}/v1")).reader() as reader:
         assert isinstance(reader.backend, ServedSampler)
         assert (reader.backend.concurrency, reader.backend.temperature, reader.backend.window) == (3, 1.0, WINDOW)
         assert json.dumps(reader.backend.identity)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,6 +68,19 @@ _RunFolder = Annotated[
 _Adapter = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="A LoRA adapter to start from, that of sft.", show_default=False),
+]
+_TrainedModel = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The model to train, given again.", show_default=False)
+]
+_Reward = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FUNCTION", help="The recipe's reward function, given again.", show_default=False),
+]
+_Trackers = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="A tracker of the recipe, given again.", show_default=False)
+]
+_ServerFolder = Annotated[
+    str | None, typer.Option(metavar="DIR", help="The folder of the recipe's server, given again.", show_default=False)
 ]
 _TrainedFolder = Annotated[
     Path, typer.Argument(metavar="DIR", help="Where `memagent train sft` or `run` writes.", show_default=False)
@@ -137,14 +149,20 @@ def make_data(
 
 @train_app.command("sft", short_help="Train a policy on constructed readings.")
 def imitate(
-    recipe_file: _RecipeFile, output: _RunFolder, data: options.DataDir = None, quiet: options.Quiet = False
+    recipe_file: _RecipeFile,
+    output: _RunFolder,
+    model: _TrainedModel = None,
+    tracker: _Trackers = None,
+    data: options.DataDir = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train on constructed readings of the recipe's mixture; when it is done, the policy is in DIR/policy.
 
     A training that was interrupted continues with the same command. `memagent train run` starts from the result if it
     is given DIR/policy/adapter.
     """
-    recipe = training.recipe.Recipe.load(recipe_file)
+    given = training.Given(model=model, trackers=tuple(tracker or ()))
+    recipe = training.recipe.Recipe.load(recipe_file, given, sft=True)
     _train(recipe.sft_trainer(output, Data(data)), recipe, "demonstrations", quiet=quiet)
 
 
@@ -153,16 +171,30 @@ def learn(
     recipe_file: _RecipeFile,
     output: _RunFolder,
     adapter: _Adapter = None,
+    model: _TrainedModel = None,
+    reward: _Reward = None,
+    tracker: _Trackers = None,
+    base_url: options.BaseUrl = None,
+    server_folder: _ServerFolder = None,
     data: options.DataDir = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Train by multi-conversation DAPO; when it is done, the policy is in DIR/policy.
 
-    A run that was interrupted continues with the same command.
+    A run that was interrupted continues with the same command. A recipe does not by itself run code, send anything to a
+    server or a service, or have a model fetched: what it names of these is given again.
     """
-    sys.path.insert(0, "")  # a reward function of the user's is imported from the current folder
-    recipe = training.recipe.Recipe.load(recipe_file)
-    recipe = replace(recipe, adapter=str(adapter)) if adapter else recipe
+    if reward is not None:  # one of the user's own is imported from the current folder, behind all that is installed
+        sys.path.append(str(Path.cwd()))
+    given = training.Given(
+        model=model,
+        adapter=str(adapter) if adapter else None,
+        reward=reward,
+        trackers=tuple(tracker or ()),
+        base_url=base_url,
+        server_folder=server_folder,
+    )
+    recipe = training.recipe.Recipe.load(recipe_file, given)
     _train(recipe.trainer(output, Data(data)), recipe, "training", quiet=quiet)
 
 

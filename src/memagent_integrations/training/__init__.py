@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from memagent_integrations.training import metrics as metrics
     from memagent_integrations.training import plots as plots
     from memagent_integrations.training import recipe as recipe
+    from memagent_integrations.training.given import Given
     from memagent_integrations.training.losses import Clip
     from memagent_integrations.training.mixture import Drawn, Mixture
     from memagent_integrations.training.recipe import Recipe
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Clip",
     "Drawn",
+    "Given",
     "Lora",
     "Mixture",
     "Recipe",
@@ -38,6 +40,7 @@ __all__ = [
 _HOMES = {
     "Clip": "losses",
     "Drawn": "mixture",
+    "Given": "given",
     "Lora": "settings",
     "Mixture": "mixture",
     "Recipe": "recipe",

@@ -29,6 +29,7 @@ from memagent_integrations.records import Budgets, Layout
 from memagent_integrations.training import checkpoints, export, metrics, tables
 from memagent_integrations.training.base import Training
 from memagent_integrations.training.demonstrations import Example, examples
+from memagent_integrations.training.given import NOTHING, Given
 from memagent_integrations.training.mixture import Drawn, Mixture, check_lengths
 from memagent_integrations.training.rollouts import answer_reward, load_reward
 from memagent_integrations.training.sampler import Sampler
@@ -122,13 +123,19 @@ class Recipe:
             raise UsageError(f"the validation {twice[0]} stands there twice: give it all lengths at once")
 
     @classmethod
-    def load(cls, path: str | Path) -> Recipe:
+    def load(cls, path: str | Path, given: Given = NOTHING, *, sft: bool = False) -> Recipe:
         """Read a TOML file; paths in it are relative to the file.
 
+        Code (`reward`), an address (`server`), a service (`trackers`) and a model to fetch are used only if they are
+        `given` too. `sft`: the recipe is for `sft_trainer`, which uses less of it.
+
         Raises:
-            UsageError: the file cannot be read, or is no recipe; the message names the key.
+            UsageError: the file cannot be read, or is no recipe; the message names the key. Or it names what has to be
+                given again.
         """
-        return tables.load(path, _RECIPE, "recipe", beside=("mixture", "adapter"))
+        recipe = tables.load(path, _RECIPE, "recipe", beside=("mixture", "adapter"))
+        files.check_regular(recipe.mixture)
+        return replace(recipe, **given.confirm(recipe, sft=sft))
 
     @property
     def prompts(self) -> PromptSet:

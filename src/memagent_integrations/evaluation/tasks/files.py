@@ -15,6 +15,7 @@ from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.references import Reference, references
 from memagent_integrations.evaluation.samples import Sample, Task
+from memagent_integrations.files import check_regular
 from memagent_integrations.tokens import Counter
 
 _BRIEF = "Answer as briefly as you can, in a few words, and explain nothing."
@@ -55,7 +56,9 @@ def load(name: str, data: Data) -> Task:
     if name != name.encode("utf-8", "replace").decode():
         raise UsageError(f"the path of {name!r} is not UTF-8 text; give the file another name")
     if name.startswith(PREFIX):
-        return _task(name, references(Path(name.removeprefix(PREFIX))))
+        file = Path(name.removeprefix(PREFIX))
+        check_regular(file)
+        return _task(name, references(file))
     chosen = _SETS[name]
     task = _task(name, data.longbench(name.removeprefix("longbench_")), f" {chosen.request}")
     return replace(task, metric="longbench_f1", answer_tokens=chosen.answer_tokens)

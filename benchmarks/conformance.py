@@ -8,6 +8,9 @@ metric of that name: `disagreements` has to be 0. `right` is the share of the in
 number of those for which the published code has none (it skips an empty output, and stops with an error at some broken
 boxes); ours has to be 0 there.
 
+`prompts`: filled templates of MemAgent's evaluation and of its training, filled by their code and by
+`PromptSet.from_reference`, have to be equal byte for byte.
+
 MemAgent's evaluation is run as a whole, in its configurations "recurrent" and "boxed", with outputs in place of a
 model. Packages that the published code imports and does not need here are replaced by empty ones. With `--golden FILE`
 some of the inputs are written with their scores, half of them above 0, for the tests.
@@ -16,6 +19,7 @@ some of the inputs are written with their scores, half of them above 0, for the 
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
 import contextlib
 import importlib
@@ -27,16 +31,20 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from memagent_integrations.evaluation.official import babilong_golds
+from memagent_integrations.evaluation.published import prompts_named
 from memagent_integrations.evaluation.scoring import METRICS
 from memagent_integrations.evaluation.tasks.babilong import LABELS
+from memagent_integrations.prompts import PromptSet
 
 GOLDEN = 60  # inputs of each scorer
+PROMPTS = 1000
 TEXT = (
     "the a an The AN Paris paris London New-York 42 3.14 0.5 .5 yes no noanswer None É été İstanbul ß U.S. O'Neill "
     "river big theatre another 東京 x² ½ A + -- ... ' ! 10% $5 5\\% \\frac{1}{2} \\dfrac{1}{2} \\tfrac12 { } {} {. "
@@ -208,6 +216,66 @@ def evaluation(api: str) -> Callable[[Path, Sequence[Input]], Scores]:
     return scores
 
 
+def filled(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[str, dict[str, str]], str]]]:
+    """Yield files of MemAgent with prompts, the names of the templates, and what fills them as the code there does."""
+    path = "taskutils/memory_eval/utils/recurrent.py"
+    tools = folder / "taskutils/memory_eval"
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with stand_ins("utils.aio"), patch.object(sys, "path", [str(tools), *sys.path]), quiet:
+        asked = importlib.import_module("utils.recurrent")
+    yield path, ("TEMPLATE", "TEMPLATE_FINAL"), lambda name, parts: str(getattr(asked, name).format(**parts))
+
+    path = "recurrent/impls/memory.py"
+    assigned = (node for node in ast.parse((folder / path).read_text("utf-8")).body if isinstance(node, ast.Assign))
+    trained = {ast.unparse(node.targets[0]): ast.literal_eval(node.value) for node in assigned if is_text(node.value)}
+    with stand_ins("torch", "numpy", "transformers", "tensordict", "verl"):
+        torch: Any = sys.modules["torch"]
+        torch.tensor, torch.cat = lambda signs, **_: list(signs), lambda parts, **_: list(chain.from_iterable(parts))
+        template = module(folder / "recurrent/utils.py").TokenTemplate
+
+        def fill(name: str, parts: dict[str, str]) -> str:
+            made = template(trained[name], Signs())
+            return "".join(made.format(**{part: list(text) for part, text in parts.items()}))
+
+        yield path, ("TEMPLATE", "TEMPLATE_FINAL_BOXED"), fill
+
+
+def is_text(node: ast.expr) -> bool:
+    """Return whether the expression is a text as it stands."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+class Signs:
+    """A tokenizer whose tokens are characters."""
+
+    def encode(self, text: str, **_: Any) -> list[str]:
+        """Return the characters."""
+        return list(text)
+
+
+def prompts(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return how many filled prompts differ, for each file."""
+    dice = random.Random("prompts")
+    table: dict[str, dict[str, Any]] = {}
+    for path, (update, answer), fill in filled(folder):
+        ours, wrong = PromptSet.from_reference(folder / path), 0
+        for _ in range(PROMPTS):
+            question, memory, section = (phrase(dice, 20).replace("<", "") for _ in range(3))
+            pairs = (
+                (
+                    fill(update, {"prompt": question, "memory": memory, "chunk": section}),
+                    ours.update_messages(question=question, memory=memory, section=section, memory_tokens=1024),
+                ),
+                (
+                    fill(answer, {"prompt": question, "memory": memory}),
+                    ours.answer_messages(question=question, memory=memory),
+                ),
+            )
+            wrong += sum([message.content for message in messages] != [text] for text, messages in pairs)
+        table[path] = {"templates": prompts_named(ours), "inputs": 2 * PROMPTS, "disagreements": wrong}
+    return table
+
+
 def stops(utils: ModuleType, answer: str) -> bool:
     """Return whether the evaluation of MemAgent would end with an error at this output."""
     said, whole = utils.extract_solution(answer.strip())
@@ -223,6 +291,9 @@ def stand_ins(*names: str) -> Iterator[None]:
     """Replace packages by ones whose attributes are all the same object, which does nothing."""
 
     class Nothing(ModuleType):
+        def __init__(self, name: str, *_: Any, **__: Any) -> None:  # also as the base of a class
+            super().__init__(name)
+
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
@@ -230,6 +301,8 @@ def stand_ins(*names: str) -> Iterator[None]:
 
         def __call__(self, *_: Any, **__: Any) -> Any:
             return self
+
+        __or__ = __ror__ = __call__
 
     kept = dict(sys.modules)
     sys.modules.update({name: Nothing(name) for name in names})
@@ -308,14 +381,16 @@ def main() -> None:
             continue
         table[scorer.metric], rows = compare(scorer, folder, args.inputs)
         golden += rows
+    agent = next((folder for folder in args.reference if (folder / "recurrent/impls/memory.py").is_file()), None)
+    templates = prompts(agent) if agent else {}
     command = f"python benchmarks/conformance.py --reference DIR... --inputs {args.inputs}"
-    written = json.dumps({"command": command, "scorers": table}, indent=1)
+    written = json.dumps({"command": command, "scorers": table, "prompts": templates}, indent=1)
     print(written)
     if args.output:
         args.output.write_text(written + "\n", encoding="utf-8")
     if args.golden:
         args.golden.write_text("".join(json.dumps(row) + "\n" for row in golden), encoding="utf-8")
-    sys.exit(any(row["disagreements"] for row in table.values()))
+    sys.exit(any(row["disagreements"] for row in (*table.values(), *templates.values())))
 
 
 if __name__ == "__main__":

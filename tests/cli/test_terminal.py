@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import json
 import os
 import pty
+import signal
 import sqlite3
 import subprocess
 import sys
+import termios
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from helpers.command_line import QUESTION, at, run
+from helpers.command_line import CHUNKED, PROGRAM, QUESTION, at, reply, run
 from helpers.loopback import Loopback, Response, chat
 from helpers.terminal import ORDERS, assert_harmless, written_to
 
 from memagent_integrations import Journal, Reader, ScriptedBackend, cli
-from memagent_integrations.cli.streams import printable, safe_stderr
+from memagent_integrations.cli.streams import console, printable, safe_stderr
 
 SCRIPT = """
 import json, logging, sys, warnings
@@ -147,8 +152,52 @@ def test_a_pipe_gets_lines_of_a_table_and_data_as_it_is(tmp_path: Path) -> None:
     assert_harmless(run("runs", "show", ORDERS, "--journal", journal).stdout)
 
 
+@pytest.mark.heavy
+def test_ctrl_c_on_a_terminal(document: Path, tmp_path: Path) -> None:
+    """While the memory is watched and the model is at its second chunk."""
+    second, over = threading.Event(), threading.Event()
+
+    def slow(prompt: str) -> str:
+        if "Nothing of the gate yet." in prompt:
+            second.set()
+            over.wait(60)
+        return reply(prompt)
+
+    terminal, end = pty.openpty()
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        fcntl.ioctl(end, termios.TIOCSCTTY, 0)
+
+    with Loopback(chat(slow)) as server, ThreadPoolExecutor() as pool:
+        journal = tmp_path / "runs.db"
+        arguments = ["read", "-q", QUESTION, document, *at(server), *CHUNKED, "--watch", "--journal", journal]
+        running = subprocess.Popen(
+            [*PROGRAM, *map(str, arguments)],
+            stdin=end,
+            stdout=end,
+            stderr=end,
+            start_new_session=True,
+            preexec_fn=prepare,
+            env=os.environ | {"TERM": "xterm-256color", "NO_PROXY": "127.0.0.1"},
+        )
+        os.close(end)
+        output = pool.submit(written_to, terminal)
+        assert second.wait(60)
+        os.write(terminal, b"\x03")
+        code = running.wait(60)
+        over.set()
+    before, _, after = output.result().decode().rpartition("\x1b[?1049l")
+    assert "\x1b[?1049h" in before
+    assert "\x1b[?7h" in after, "lines are wrapped again"
+    assert after.endswith("memagent: interrupted; the same command goes on from here\r\n")
+    assert code == 130
+    with Journal(journal) as steps:
+        assert [each.steps for each in steps.runs()] == [1]
+
+
 @pytest.mark.parametrize("forced", [{}, {"FORCE_COLOR": "1"}])
-def test_a_table_is_for_terminals_alone(
+def test_tables_and_displays_are_for_terminals_alone(
     tmp_path: Path, forced: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in forced.items():
@@ -156,6 +205,7 @@ def test_a_table_is_for_terminals_alone(
     with Journal(tmp_path / "runs.db"):
         pass
     assert run("runs", "list", "--journal", tmp_path / "runs.db").stdout.startswith("run\tsteps\tstate\t")
+    assert not console().is_terminal
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,9 @@ def tell(message: str) -> None:
 
 def console() -> Console:
     """Return rich's console on standard error. Its own commands reach the terminal, so its texts are made printable."""
-    stream = sys.stderr
-    return Console(file=stream.raw if isinstance(stream, PrintableStream) else stream, highlight=False)
+    stream = sys.stderr.raw if isinstance(sys.stderr, PrintableStream) else sys.stderr
+    # rich takes FORCE_COLOR for a terminal
+    return Console(file=stream, highlight=False, force_terminal=None if stream.isatty() else False)
 
 
 def stdin_text() -> Iterator[str]:

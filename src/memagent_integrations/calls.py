@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError, wait
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
@@ -17,12 +17,14 @@ from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
+from memagent_integrations import scopes
 from memagent_integrations.backends import Backend
 from memagent_integrations.breaker import Breaker
 from memagent_integrations.checks import Number, check_int, check_number, drop_none
 from memagent_integrations.errors import BackendError, CallTimeout, MemAgentError, RunTimeout
 from memagent_integrations.loop import Turns, advance, exchange
 from memagent_integrations.records import Prompt, Reply
+from memagent_integrations.scopes import Scope, slices
 from memagent_integrations.telemetry import under
 
 _log = logging.getLogger(__name__)
@@ -73,13 +75,13 @@ def limited(turns: Turns, run_timeout: float | None) -> Turns:
 
 
 def _limited(turns: Turns, run_timeout: float) -> Turns:
-    deadline = None
+    deadline, begun = time.monotonic() + run_timeout, False
+    reply: Reply | MemAgentError | None = None
     with closing(turns):
-        state = advance(turns, None)
-        while isinstance(state, Prompt):
-            if not deadline and not state.recorded:
-                deadline = time.monotonic() + run_timeout
-            state = advance(turns, (yield from exchange(replace(state, deadline=deadline))))
+        while isinstance(state := Scope(deadline).run(advance, turns, reply), Prompt):
+            if not begun:  # a recorded step costs no call, only what it counts
+                deadline, begun = time.monotonic() + run_timeout, not state.recorded
+            reply = yield from exchange(replace(state, deadline=deadline))
     return state
 
 
@@ -109,9 +111,16 @@ class Calls:
         A success does not close the breaker: a server may answer this while its model is down.
         """
         with self._breaker.query(backend.name):
-            if not self._max_retries(backend):  # spares a model in this process, which is asked often, the machinery
-                return request()
-            answer: _T = Retrying(**self._retry_options(backend, None))(request)
+            if not (backend.max_retries or self._max_retries(backend)):
+                return request()  # spares a model in this process, which is asked often, the machinery
+            ends = self.limits.run_timeout and min(time.monotonic() + self.limits.run_timeout, scopes.deadline())
+
+            def attempt() -> _T:
+                deadline = self._deadline(ends)
+                with Scope(deadline), self._client_timeouts(ends, deadline):
+                    return request()
+
+            answer: _T = Retrying(**self._retry_options(backend, ends), sleep=scopes.sleep)(attempt)
         return answer
 
     def warn(self, message: str) -> None:
@@ -122,16 +131,15 @@ class Calls:
         if not known:
             _log.warning("%s", message)
 
-    def complete(self, backend: Backend, prompt: Prompt, cancelled: threading.Event | None = None) -> Reply:
-        """Return the reply to one prompt. There are no more retries once `cancelled` is set."""
+    def complete(self, backend: Backend, prompt: Prompt) -> Reply:
+        """Return the reply to one prompt."""
 
         def attempt() -> Reply:
             timed_prompt, deadline = self._with_deadline(prompt)
             return self._run_in_time(prompt, deadline, lambda: backend.complete(timed_prompt))
 
-        options = self._retry_options(backend, prompt.deadline)
         with self._call(backend):
-            reply: Reply = Retrying(**options, sleep=partial(_sleep, cancelled))(attempt)
+            reply: Reply = Retrying(**self._retry_options(backend, prompt.deadline), sleep=scopes.sleep)(attempt)
         return reply
 
     async def acomplete(self, backend: Backend, prompt: Prompt) -> Reply:
@@ -153,7 +161,7 @@ class Calls:
             return next(pieces, None), pieces
 
         with self._call(backend):
-            retrying = Retrying(**self._retry_options(backend, prompt.deadline))
+            retrying = Retrying(**self._retry_options(backend, prompt.deadline), sleep=scopes.sleep)
             started: tuple[str | Reply | None, Generator[str | Reply]] = retrying(attempt)
             piece, pieces = started
             with closing(pieces):
@@ -187,7 +195,7 @@ class Calls:
             with suppress(CallTimeout):
                 results = self._run_in_time(prompts[0], latest, lambda: backend.complete_batch(batch))
                 replies = dict(zip(in_time, results, strict=True))
-        return [replies.get(n) or self._timeout_error(prompt) for n, prompt in enumerate(prompts)]
+        return [replies.get(n) or self._timeout_error(prompt.deadline) for n, prompt in enumerate(prompts)]
 
     def _pieces(self, backend: Backend, prompt: Prompt) -> Generator[str | Reply]:
         timed_prompt, deadline = self._with_deadline(prompt)
@@ -251,8 +259,12 @@ class Calls:
 
     def _with_deadline(self, prompt: Prompt) -> tuple[Prompt, float]:
         """Return the prompt with the deadline of a call that begins now, and that deadline (which may be infinite)."""
-        deadline = min(time.monotonic() + (self.limits.call_timeout or math.inf), prompt.deadline or math.inf)
+        deadline = self._deadline(prompt.deadline)
         return (prompt if deadline == math.inf else replace(prompt, deadline=deadline)), deadline
+
+    def _deadline(self, ends: float | None) -> float:
+        """Return until when a call may take that begins now, in a reading that ends at `ends`; perhaps infinite."""
+        return min(time.monotonic() + (self.limits.call_timeout or math.inf), ends or math.inf)
 
     def _run_in_time(
         self,
@@ -264,15 +276,16 @@ class Calls:
     ) -> _T:
         """Return the result of `call`.
 
-        A call that takes too long continues in its thread, and `when_late` runs at its end.
+        A call that takes too long is cancelled, and `when_late` runs at its end. So is one whose caller is interrupted.
 
         Raises:
             CallTimeout: the deadline has passed.
         """
+        scope = Scope(deadline)
 
         def traced_call() -> _T:
             with under(prompt.context):
-                return call()
+                return scope.run(call)
 
         if deadline == math.inf:
             return traced_call()
@@ -295,9 +308,13 @@ class Calls:
         seconds = deadline - time.monotonic()
         if seconds > 0:
             threading.Thread(target=run, name="memagent call", daemon=True).start()
-        if seconds <= 0 or (wait([outcome], seconds).not_done and outcome.cancel()):
-            raise self._timeout_error(prompt)
-        with self._client_timeouts(prompt, deadline):
+        try:
+            if seconds <= 0 or (not _is_done(outcome, seconds) and outcome.cancel()):
+                raise self._timeout_error(prompt.deadline)
+        except BaseException:
+            scope.cancel()
+            raise
+        with self._client_timeouts(prompt.deadline, deadline):
             return outcome.result()
 
     @asynccontextmanager
@@ -310,26 +327,26 @@ class Calls:
         seconds = deadline - time.monotonic()
         try:
             async with asyncio.timeout(None if seconds == math.inf else seconds) as timeout:
-                with under(prompt.context), self._client_timeouts(prompt, deadline):
+                with under(prompt.context), self._client_timeouts(prompt.deadline, deadline):
                     yield
         except TimeoutError as error:
             if timeout.expired():
-                raise self._timeout_error(prompt) from error
+                raise self._timeout_error(prompt.deadline) from error
             raise
 
     @contextmanager
-    def _client_timeouts(self, prompt: Prompt, deadline: float) -> Iterator[None]:
+    def _client_timeouts(self, ends: float | None, deadline: float) -> Iterator[None]:
         """Report a time-out of the client, which has the same deadline as we do, as ours."""
         try:
             yield
         except BackendError as error:
             if error.retryable and time.monotonic() >= deadline - _ALMOST:
-                raise self._timeout_error(prompt) from error
+                raise self._timeout_error(ends) from error
             raise
 
-    def _timeout_error(self, prompt: Prompt) -> CallTimeout:
+    def _timeout_error(self, ends: float | None) -> CallTimeout:
         limits = self.limits
-        if prompt.deadline and time.monotonic() >= prompt.deadline - _ALMOST:
+        if ends and time.monotonic() >= ends - _ALMOST:
             return RunTimeout(
                 f"the reading took more than its {limits.run_timeout:g} s (run_timeout); "
                 "with a journal, read again to resume"
@@ -353,7 +370,6 @@ def _requested_pause(state: RetryCallState) -> float:
     return float(seconds) if seconds > 0 else 0.0
 
 
-def _sleep(cancelled: threading.Event | None, seconds: float) -> None:
-    """Sleep, but end with CancelledError as soon as the reading is cancelled."""
-    if (cancelled or threading.Event()).wait(seconds):
-        raise CancelledError
+def _is_done(outcome: Future[Any], seconds: float) -> bool:
+    """Return whether there is an outcome after so many seconds at most."""
+    return any(wait([outcome], part).done for part in slices(seconds))

@@ -6,7 +6,6 @@ framework has to be installed. Text is read when it is needed and not kept.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import weakref
@@ -29,6 +28,7 @@ from typing import Any, TypeVar
 
 from memagent_integrations.errors import MemAgentError, UsageError, is_control_flow
 from memagent_integrations.places import in_document_order, is_node, node_of, place_of, text_of
+from memagent_integrations.scopes import in_thread
 from memagent_integrations.text_files import text_blocks
 
 SEPARATOR = "\n\n"
@@ -119,7 +119,7 @@ async def aflattened(document: Any) -> AsyncGenerator[Any]:
 
 async def in_threads(items: Iterator[Item]) -> AsyncGenerator[Item]:
     """Yield the items, each computed in a thread, because it may wait for the disk, the network or a slow tokenizer."""
-    while (item := await asyncio.to_thread(next, items, None)) is not None:
+    while (item := await in_thread(next, items, None)) is not None:
         yield item
 
 

@@ -18,6 +18,7 @@ from memagent_integrations.errors import BackendError, InUse, MemAgentError
 from memagent_integrations.loop import Turns, advance, step_made
 from memagent_integrations.prompts import PromptSet, opened_by_template
 from memagent_integrations.records import Chunk, Event, Prompt, Reading, Reply, Step
+from memagent_integrations.scopes import in_thread
 
 Call = Callable[[Prompt], Iterator[str | Reply]]
 """Makes one call: yields the text in pieces if it streams, and the whole reply last."""
@@ -162,7 +163,7 @@ class AsyncChunks:
         while not self._fetched or self._more:
             try:
                 chunk = await anext(self._source, None)
-                ahead = bool(self._more and chunk and await asyncio.to_thread(self._more, chunk))
+                ahead = bool(self._more and chunk and await in_thread(self._more, chunk))
                 self._fetched.append(chunk)
             except MemAgentError as error:
                 ahead = False
@@ -199,7 +200,7 @@ async def _aadvance(
         with lock:
             return advance(turns, reply)
 
-    return await asyncio.to_thread(locked_advance)
+    return await in_thread(locked_advance)
 
 
 def _close(turns: Turns, lock: threading.Lock) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from memagent_integrations.errors import MemAgentError
 from memagent_integrations.records import Prompt, Reply
+from memagent_integrations.scopes import in_thread
 
 
 class Backend(ABC):
@@ -88,7 +89,7 @@ class Backend(ABC):
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
-        return await asyncio.to_thread(self.complete, prompt)
+        return await in_thread(self.complete, prompt)
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""

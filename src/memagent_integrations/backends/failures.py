@@ -10,6 +10,7 @@ import re
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -103,9 +104,11 @@ def translated(name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
     """
     try:
         yield
-    except MemAgentError:
+    except (MemAgentError, CancelledError):
         raise
     except Exception as error:
+        if isinstance(error.__cause__, MemAgentError | CancelledError):  # raised below an SDK, which wraps everything
+            raise error.__cause__ from None
         failure = from_exception(error, name, secrets=secrets)
         if failure is None:
             raise

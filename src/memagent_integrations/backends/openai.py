@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextvars
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import openai
 
+from memagent_integrations.backends import connections
 from memagent_integrations.backends.base import Backend, digest
 from memagent_integrations.backends.completions import CompletionBuilder, StreamBuilder, int_or_none
 from memagent_integrations.backends.failures import translated
@@ -22,6 +24,7 @@ from memagent_integrations.checks import check_int, check_number, drop_none
 from memagent_integrations.errors import BackendClosed, BackendError, UsageError
 from memagent_integrations.records import Prompt, Reply
 from memagent_integrations.sanitize import neutralise
+from memagent_integrations.scopes import Scope, acquired
 from memagent_integrations.tokens import Counter, counter_of, load_counter
 
 _COUNTING_TIMEOUT = 60.0  # seconds
@@ -79,6 +82,7 @@ class OpenAIBackend(Backend):
         access, secrets = _access(model, api_key, base_url or os.environ.get("OPENAI_BASE_URL") or None)
         self._settings |= access
         self._client = openai.OpenAI(**self._settings, **self._http(openai.DefaultHttpxClient))
+        connections.limit(self._client._client)
         address = urlsplit(str(self._client.base_url))
         self._address = address.geturl()
         self._secrets = [self._client.api_key, *secrets, *map(str, self._settings["default_query"].values())]
@@ -177,7 +181,7 @@ class OpenAIBackend(Backend):
         Raises:
             BackendError: no slot became free before the prompt's deadline.
         """
-        if not self._slots.acquire(timeout=_seconds_left(prompt)):
+        if not acquired(self._slots, _seconds_left(prompt)):
             raise BackendError(
                 f"{self.name} has no place for another call (concurrency={self.concurrency})", retryable=True
             )
@@ -197,7 +201,7 @@ class OpenAIBackend(Backend):
                 yield
         finally:
             if self._end():
-                self._free()
+                contextvars.Context().run(self._free)  # whose calls do not end with this one's scope
 
     @asynccontextmanager
     async def _acall(self) -> AsyncGenerator[tuple[openai.AsyncOpenAI, asyncio.Semaphore]]:
@@ -245,6 +249,7 @@ class OpenAIBackend(Backend):
         """
         slots = asyncio.Semaphore(self.concurrency)
         async with openai.AsyncOpenAI(**self._settings, **self._http(openai.DefaultAsyncHttpxClient)) as client:
+            connections.limit(client._client)
             while True:
                 yield client, slots
 
@@ -267,17 +272,25 @@ class OpenAIBackend(Backend):
         return max(min(self._timeout, _seconds_left(prompt)), 0.001)
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None, *, seconds: float | None = None) -> Any:
-        """Return the endpoint's decoded answer to a request other than a chat: a POST if it has a body, else a GET."""
-        options: Any = {"timeout": seconds or self._timeout}
-        with self._call():
+        """Return the endpoint's decoded answer to a request other than a chat: a POST if it has a body, else a GET.
+
+        It has to come within the time limit as a whole.
+        """
+        seconds = seconds or self._timeout
+        options: Any = {"timeout": seconds}
+        with self._call(), Scope(time.monotonic() + seconds):
             if body is None:
                 return self._client.get(path, cast_to=object, options=options)
             return self._client.post(path, body=body, cast_to=object, options=options)
 
     def _counter_and_window(self) -> tuple[Counter, int | None]:
-        with self._counting_lock:
+        if not acquired(self._counting_lock):
+            raise BackendError(f"{self.name} was not asked in time", retryable=True)
+        try:
             self._counting = self._counting or self._find_counter()
             return self._counting
+        finally:
+            self._counting_lock.release()
 
     def _find_counter(self) -> tuple[Counter, int | None]:
         """Return a counter, and the window if the endpoint reports it.

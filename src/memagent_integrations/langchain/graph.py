@@ -22,6 +22,7 @@ from memagent_integrations.langchain.stored import StoredMemories, checked_store
 from memagent_integrations.reader import Reader
 from memagent_integrations.reader.position import Position
 from memagent_integrations.records import NO_USAGE, Chunk, Reading, Usage, warnings_of
+from memagent_integrations.scopes import in_thread
 
 try:
     from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -244,7 +245,7 @@ class _Nodes:
         async with _in_thread(self._position(state, config)) as (position, chunk):
             reading = await reader.amemorize(state["question"], chunk, memory=state["memory"], first=state["chunk"])
         await adispatch_custom_event(STEP, step_event(reading.steps[-1]), config=config)
-        return await asyncio.to_thread(self._advance, state, config, position, reading)
+        return await in_thread(self._advance, state, config, position, reading)
 
     def answer(self, state: ReadingState, config: RunnableConfig) -> ReadingState:
         reading = self._reader_for(state, config).answer(state["question"], state["memory"], first=state["chunk"])
@@ -307,7 +308,7 @@ class _Nodes:
 async def _in_thread(manager: AbstractContextManager[Item]) -> AsyncIterator[Item]:
     """Enter a context manager in a thread, because its entry reads and tokenizes."""
     with ExitStack() as stack:
-        yield await asyncio.to_thread(stack.enter_context, manager)
+        yield await in_thread(stack.enter_context, manager)
 
 
 def _answered(state: ReadingState, reading: Reading) -> ReadingState:

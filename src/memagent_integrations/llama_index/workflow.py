@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -33,6 +32,7 @@ from memagent_integrations.llama_index.sources import SourceNodes
 from memagent_integrations.reader import Reader
 from memagent_integrations.reader.position import Position
 from memagent_integrations.records import NO_USAGE, Chunk, Step, Usage, warnings_of
+from memagent_integrations.scopes import in_thread
 from memagent_integrations.tokens import Counter
 
 _MAX_REFERENCE = 10_000  # characters; a whole document in the context would be saved with it
@@ -241,7 +241,7 @@ class MemAgentWorkflow(Workflow):
             is_same = (question, document) == (state.question, state.document)
             start = ev.memory or (state.start if is_same else "")
             if not is_same or start != state.start or state.answer is not None:
-                await asyncio.to_thread(self.reader.checked_memory, start)
+                await in_thread(self.reader.checked_memory, start)
                 fresh = MemAgentState(question=question, document=document, start=start, memory=start)
                 for name in MemAgentState.model_fields:
                     setattr(state, name, getattr(fresh, name))
@@ -258,13 +258,13 @@ class MemAgentWorkflow(Workflow):
         run = self._run(ctx)
         if (position := run.position) is None:
             load = partial(self._nodes, state.document, run.sources)
-            position = await asyncio.to_thread(run.reader.position, load, state.read, state.digest)
+            position = await in_thread(run.reader.position, load, state.read, state.digest)
         if position.number and not position.more:
             return MemAgentRead()
         run.position = None  # computed again if this step fails
         chunk = position.chunk
         reading = await run.reader.amemorize(state.question, chunk, memory=state.memory, first=state.read)
-        await asyncio.to_thread(position.advance)
+        await in_thread(position.advance)
         run.position = position
         record = self._record(ctx, reading.steps[-1])
         async with ctx.store.edit_state() as state:
@@ -287,7 +287,7 @@ class MemAgentWorkflow(Workflow):
             return None
         if state.waiting and ev.memory is not None:
             try:
-                await asyncio.to_thread(self.reader.checked_memory, ev.memory)
+                await in_thread(self.reader.checked_memory, ev.memory)
             except UsageError as error:
                 return _review(state, str(error))
         async with ctx.store.edit_state() as state:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from memagent_integrations.reader.base import BaseReader
 from memagent_integrations.reader.reader import Reader
 from memagent_integrations.reader.running import AsyncProgress, Progress
 from memagent_integrations.records import Chunk, Reading, Step
+from memagent_integrations.scopes import in_thread
 
 _OF_THE_REQUEST = (None, 400, 413, 422)
 """The statuses of a failure that another section need not have; others are about the key, the model or the address."""
@@ -75,13 +75,13 @@ async def afold(
     reader: Reader, question: str, document: Any, *, memory: str = "", progress: AsyncProgress | None = None
 ) -> Folded:
     """`fold`, async."""
-    chunks = await asyncio.to_thread(lambda: list(reader.chunks(document)))
+    chunks = await in_thread(lambda: list(reader.chunks(document)))
     folding = _Fold(reader.changed(on_lost_section="skip"), question, chunks, memory)
     while part := folding.next_part():
         try:
             folding.take(await folding.reader.amemorize(question, **part, progress=progress))
         except MemAgentError as error:
-            await asyncio.to_thread(folding.fail, error)
+            await in_thread(folding.fail, error)
     return folding.folded()
 
 

@@ -7,11 +7,11 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from functools import partial
 from typing import Any
 
+from memagent_integrations import scopes
 from memagent_integrations.documents import is_async
 from memagent_integrations.drivers import drive_batch
 from memagent_integrations.errors import MemAgentError, UsageError
@@ -21,6 +21,7 @@ from memagent_integrations.reader.running import Progress, Running
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.reader.turns import Memory, turns_of_reading
 from memagent_integrations.records import Chunk, Reading, Step
+from memagent_integrations.scopes import Scope, in_thread, side_by_side
 
 ManyProgress = Callable[[int, Step], None]
 Job = tuple[str, Any] | tuple[str, Any, Memory]
@@ -89,7 +90,8 @@ class SharedChunks:
 
     def _fetch(self) -> None:
         try:
-            self._chunks.append(next(self._source))
+            with Scope(extend=True):  # the time of one reading is not that of the others
+                self._chunks.append(next(self._source))
         except (StopIteration, MemAgentError) as end:
             self._end = end
 
@@ -99,17 +101,15 @@ def read_jobs(
     journal: Journal | None,
     jobs: Sequence[WholeJob],
     progress: ManyProgress | None,
-    cancelled: threading.Event | None = None,
 ) -> list[Reading]:
-    """Return a reading for each job, in the backend's batches or in threads; once `cancelled` is set, make no call."""
-    cancelled = cancelled or threading.Event()
+    """Return a reading for each job, in the backend's batches or in threads."""
     sources = _shared_chunks(jobs, setup)
     loops = [
         turns_of_reading(setup, journal, question, setup.checked_chunks(question, source, memory), document, memory)
         for (question, document, memory), source in zip(jobs, sources, strict=True)
     ]
     read = _read_in_batches if setup.model.backend.batch_size > 1 else _read_in_threads
-    return read(setup, loops, progress, cancelled)
+    return read(setup, loops, progress)
 
 
 async def aread_jobs(
@@ -117,11 +117,7 @@ async def aread_jobs(
 ) -> list[Reading]:
     """`read_jobs`, async: batches are read in a thread, other jobs in tasks. If one raises, all are cancelled."""
     if setup.model.backend.batch_size > 1 and not any(is_async(document) for _, document, _ in jobs):
-        cancelled = threading.Event()
-        try:
-            return await asyncio.to_thread(read_jobs, setup, journal, jobs, progress, cancelled)
-        finally:
-            cancelled.set()
+        return await in_thread(read_jobs, setup, journal, jobs, progress)
     sources, free = _shared_chunks(jobs, setup), asyncio.Semaphore(setup.model.backend.concurrency)
 
     async def read(number: int) -> Reading:
@@ -143,15 +139,11 @@ async def aread_jobs(
         raise
 
 
-def _read_in_batches(
-    setup: Setup, loops: Sequence[Turns], progress: ManyProgress | None, cancelled: threading.Event
-) -> list[Reading]:
-    complete = partial(setup.complete_batch, cancelled=cancelled)
+def _read_in_batches(setup: Setup, loops: Sequence[Turns], progress: ManyProgress | None) -> list[Reading]:
     readings: dict[int, Reading] = {}
-    with closing(drive_batch(loops, complete, setup.model.backend.batch_size)) as events:
+    with closing(drive_batch(loops, setup.complete_batch, setup.model.backend.batch_size)) as events:
         for number, event in events:
-            if cancelled.is_set():
-                break
+            scopes.check()
             if isinstance(event, Reading):
                 readings[number] = event
             elif progress:
@@ -159,22 +151,13 @@ def _read_in_batches(
     return [readings[number] for number in sorted(readings)]
 
 
-def _read_in_threads(
-    setup: Setup, loops: Sequence[Turns], progress: ManyProgress | None, cancelled: threading.Event
-) -> list[Reading]:
+def _read_in_threads(setup: Setup, loops: Sequence[Turns], progress: ManyProgress | None) -> list[Reading]:
     progress = _one_at_a_time(progress)
-    pool = ThreadPoolExecutor(setup.model.backend.concurrency)
-    try:
-        tasks = [
-            pool.submit(Running(setup=setup, turns=turns).finish, _of_job(number, progress), cancelled)
-            for number, turns in enumerate(loops)
-        ]
-        for task in as_completed(tasks):
-            task.result()
-        return [task.result() for task in tasks]
-    finally:
-        cancelled.set()  # an interrupt, or a progress function that raises, does not wait for what is running
-        pool.shutdown(wait=False, cancel_futures=True)
+    readings = [
+        partial(Running(setup=setup, turns=turns).finish, _of_job(number, progress))
+        for number, turns in enumerate(loops)
+    ]
+    return side_by_side(readings, setup.model.backend.concurrency)
 
 
 def _shared_chunks(jobs: Sequence[WholeJob], setup: Setup) -> list[Iterable[Chunk]]:

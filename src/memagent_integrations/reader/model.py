@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -13,6 +11,7 @@ from memagent_integrations.backends import Backend
 from memagent_integrations.calls import Calls
 from memagent_integrations.errors import MemAgentError
 from memagent_integrations.records import Prompt, Reply
+from memagent_integrations.scopes import side_by_side
 from memagent_integrations.tokens import Counter
 
 _DEFAULT_WINDOW = 8192
@@ -57,9 +56,9 @@ class Model:
         """Counts a text of the prompt set, each only once: with many endpoints a count is a call."""
         return lru_cache(partial(self.calls.count, self.backend))
 
-    def complete(self, prompt: Prompt, cancelled: threading.Event | None = None) -> Iterator[str | Reply]:
-        """Yield the reply to a prompt; once `cancelled` is set, the call is not retried."""
-        yield self.calls.complete(self.backend, prompt, cancelled)
+    def complete(self, prompt: Prompt) -> Iterator[str | Reply]:
+        """Yield the reply to a prompt."""
+        yield self.calls.complete(self.backend, prompt)
 
     async def acomplete(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`complete`, async."""
@@ -73,18 +72,15 @@ class Model:
         """`stream`, async."""
         return self.calls.astream(self.backend, prompt) if prompt.phase == "answer" else self.acomplete(prompt)
 
-    def complete_batch(
-        self, prompts: Sequence[Prompt], cancelled: threading.Event | None = None
-    ) -> list[Reply | MemAgentError]:
+    def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
         """Return the replies to many prompts: computed together, or where the backend does not, in threads."""
         if self.backend.batch_size > 1:
             return self.calls.complete_batch(self.backend, prompts)
 
         def outcome(prompt: Prompt) -> Reply | MemAgentError:
             try:
-                return self.calls.complete(self.backend, prompt, cancelled)
+                return self.calls.complete(self.backend, prompt)
             except MemAgentError as error:
                 return error
 
-        with ThreadPoolExecutor(self.backend.concurrency) as pool:
-            return list(pool.map(outcome, prompts))
+        return side_by_side([partial(outcome, prompt) for prompt in prompts], self.backend.concurrency)

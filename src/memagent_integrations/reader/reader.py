@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from copy import copy
@@ -26,6 +25,7 @@ from memagent_integrations.reader.setup import Setup
 from memagent_integrations.reader.turns import Memory, turns_of_part, turns_of_reading
 from memagent_integrations.reader.unanswered import Unanswered
 from memagent_integrations.records import Event, Layout, OnLostSection, Reading
+from memagent_integrations.scopes import in_thread
 
 
 class Reader(BaseReader):
@@ -284,7 +284,7 @@ class Reader(BaseReader):
         setup = self._setup.for_reading()
         chunks = setup.async_chunks(question, document)
         source = chunks or setup.checked_chunks(question, setup.chunks(document))
-        part = {"memory": await asyncio.to_thread(setup.checked_memory, memory), "first": first}
+        part = {"memory": await in_thread(setup.checked_memory, memory), "first": first}
         turns = turns_of_part(setup, question, source, **part)
         return await Running(setup=setup, turns=turns, chunks=chunks).aread(progress)
 
@@ -299,7 +299,7 @@ class Reader(BaseReader):
     async def aanswer(self, question: str, memory: str, *, first: int = 0) -> Reading:
         """`answer`, async."""
         setup = self._setup.for_reading()
-        return await (await asyncio.to_thread(_answering, setup, question, memory, first)).aread()
+        return await (await in_thread(_answering, setup, question, memory, first)).aread()
 
     def read_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """Read for many (question, document) pairs; return the readings in the order of the jobs.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from concurrent.futures import CancelledError
 from contextlib import aclosing, closing
 from dataclasses import dataclass
-from functools import partial
 from inspect import isawaitable
 
+from memagent_integrations import scopes
 from memagent_integrations.drivers import AsyncChunks, adrive, drive
 from memagent_integrations.loop import Turns
 from memagent_integrations.reader.setup import Setup
@@ -27,24 +25,23 @@ class Running:
     turns: Turns
     chunks: AsyncChunks | None = None
 
-    def finish(self, progress: Progress | None = None, cancelled: threading.Event | None = None) -> Reading:
+    def finish(self, progress: Progress | None = None) -> Reading:
         """Run the loop to its end and return the reading, `error` set if it failed.
 
         Raises:
-            CancelledError: `cancelled` has been set.
+            CancelledError: its scope was cancelled.
         """
-        with closing(drive(self.turns, partial(self.setup.complete, cancelled=cancelled))) as events:
+        with closing(drive(self.turns, self.setup.complete)) as events:
             for event in events:
                 if isinstance(event, Reading):
                     return event
-                if cancelled and cancelled.is_set():
-                    raise CancelledError
+                scopes.check()
                 if progress and isinstance(event, Step):
                     progress(event)
         raise AssertionError("a driver ends with a reading")
 
     async def afinish(self, progress: AsyncProgress | None = None) -> Reading:
-        """`finish`, async; a cancelled task takes the place of `cancelled`."""
+        """`finish`, async."""
         async with aclosing(adrive(self.turns, self.setup.acomplete, chunks=self.chunks)) as events:
             async for event in events:
                 if isinstance(event, Reading):

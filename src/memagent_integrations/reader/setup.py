@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -21,6 +19,7 @@ from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.model import Model
 from memagent_integrations.records import Budgets, Chunk, OnLostSection, Phase, Plan, Prompt, Reply
+from memagent_integrations.scopes import in_thread
 
 _LEAST_CHUNK = 64  # smaller chunks are no advice: a document would take too many calls
 _NO_ROOM = "lower memory_tokens or output_tokens, or use a model with a larger window"
@@ -174,7 +173,7 @@ class Setup:
 
     async def _achecked_chunks(self, question: str, document: Any, memory: str | NamedMemory) -> AsyncGenerator[Chunk]:
         async with aclosing(achunks(apieces(document), self._chunker())) as source:
-            await asyncio.to_thread(self._check_start, question, memory)
+            await in_thread(self._check_start, question, memory)
             async for chunk in source:
                 if not chunk.text.isspace():
                     yield chunk
@@ -236,9 +235,9 @@ class Setup:
             completion_tokens=number * self.budgets.output("memory") + self.budgets.output("answer"),
         )
 
-    def complete(self, prompt: Prompt, cancelled: threading.Event | None = None) -> Iterator[str | Reply]:
-        """Yield the reply to a prompt; once `cancelled` is set, the call is not retried."""
-        return self.model_for(prompt.phase).complete(prompt, cancelled)
+    def complete(self, prompt: Prompt) -> Iterator[str | Reply]:
+        """Yield the reply to a prompt."""
+        return self.model_for(prompt.phase).complete(prompt)
 
     def acomplete(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`complete`, async."""
@@ -252,15 +251,13 @@ class Setup:
         """`stream`, async."""
         return self.model_for(prompt.phase).astream(prompt)
 
-    def complete_batch(
-        self, prompts: Sequence[Prompt], cancelled: threading.Event | None = None
-    ) -> list[Reply | MemAgentError]:
+    def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
         """Return the replies to prompts of several readings, those of each model computed together."""
         replies: dict[int, Reply | MemAgentError] = {}
         for model in self.models:
             own = [n for n, prompt in enumerate(prompts) if self.model_for(prompt.phase) is model]
             if own:
-                replies.update(zip(own, model.complete_batch([prompts[n] for n in own], cancelled), strict=True))
+                replies.update(zip(own, model.complete_batch([prompts[n] for n in own]), strict=True))
         return [replies[n] for n in range(len(prompts))]
 
     def _cut(self, document: Any) -> Iterator[Chunk]:

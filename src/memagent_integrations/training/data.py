@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +21,7 @@ from memagent_integrations.evaluation.data import Data
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Message, Prompt, Reading, Reply
 from memagent_integrations.sanitize import harmless
+from memagent_integrations.scopes import side_by_side
 from memagent_integrations.training.mixture import Drawn, Mixture
 
 KNOWN = "known without the document"
@@ -267,15 +267,9 @@ def _replies(reader: Reader, prompts: Sequence[Prompt]) -> list[Reply]:
     """Return the model's replies, computed in batches or side by side as its backend allows."""
     backend = reader.backend
     if backend.batch_size == 1:
-        pool, cancelled = ThreadPoolExecutor(backend.concurrency), threading.Event()
-        try:
-            calls = [pool.submit(reader.calls.complete, backend, prompt, cancelled) for prompt in prompts]
-            for call in as_completed(calls):
-                call.result()
-            return [call.result() for call in calls]
-        finally:
-            cancelled.set()  # an interrupt, or a failure, does not wait for the running calls
-            pool.shutdown(wait=False, cancel_futures=True)
+        return side_by_side(
+            [partial(reader.calls.complete, backend, prompt) for prompt in prompts], backend.concurrency
+        )
     replies = []
     for outcome in reader.calls.complete_batch(backend, prompts) if prompts else ():
         if not isinstance(outcome, Reply):

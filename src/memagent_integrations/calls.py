@@ -40,7 +40,8 @@ class Limits:
     """How long to wait for a slow model, and how often to retry a failing one.
 
     Args:
-        call_timeout: seconds for one try of a call; None: as long as the backend waits.
+        call_timeout: seconds for one try of a call, to a server that counts tokens as well; None: as long as the
+            backend waits.
         run_timeout: seconds for one reading, from its first call on; None: no limit.
         max_retries: retries of one call; None: the backend's `max_retries`.
         empty_retries: how often a reply that holds no memory or no answer is asked for again.
@@ -48,7 +49,8 @@ class Limits:
         breaker_threshold: after this many failed calls in a row, over all readings, calls are refused ...
         breaker_cooldown: ... for this many seconds; then one call is let through, and decides.
 
-    A sync call that takes too long continues in the background, and its reply is discarded; an async call is cancelled.
+    A call that takes too long is cancelled, and its connection closed. Only a model that offers no way to do that, as
+    one in this process, goes on in the background, and its reply is discarded.
 
     Raises:
         UsageError: a limit is not a number in its range.
@@ -111,8 +113,6 @@ class Calls:
         A success does not close the breaker: a server may answer this while its model is down.
         """
         with self._breaker.query(backend.name):
-            if not (backend.max_retries or self._max_retries(backend)):
-                return request()  # spares a model in this process, which is asked often, the machinery
             ends = self.limits.run_timeout and min(time.monotonic() + self.limits.run_timeout, scopes.deadline())
 
             def attempt() -> _T:
@@ -120,6 +120,8 @@ class Calls:
                 with Scope(deadline), self._client_timeouts(ends, deadline):
                     return request()
 
+            if not self._max_retries(backend):  # spares a model in this process, which is asked often, the machinery
+                return attempt()
             answer: _T = Retrying(**self._retry_options(backend, ends), sleep=scopes.sleep)(attempt)
         return answer
 

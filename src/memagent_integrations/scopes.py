@@ -35,17 +35,17 @@ class Scope:
     def __init__(self, deadline: float = math.inf, *, extend: bool = False) -> None:
         self._outer = _CURRENT.get()
         self.deadline: float = min(deadline, math.inf if extend or not self._outer else self._outer.deadline)
-        self._cancelled = threading.Event()
+        self._cancelled = False
         self._token: Token[Scope | None] | None = None
 
     @property
     def cancelled(self) -> bool:
         """Whether this scope or one around it was cancelled."""
-        return self._cancelled.is_set() or bool(self._outer and self._outer.cancelled)
+        return self._cancelled or bool(self._outer and self._outer.cancelled)
 
     def cancel(self) -> None:
         """End all waiting in the scope, soon."""
-        self._cancelled.set()
+        self._cancelled = True
 
     def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call a function in this scope; several threads may do so at a time."""

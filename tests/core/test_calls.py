@@ -12,7 +12,9 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
+from helpers import ways
 from helpers.loopback import Loopback, Request, Response, chat
+from helpers.ways import HOW, wait_until
 
 from memagent_integrations import (
     BackendError,
@@ -32,34 +34,11 @@ SIZES: dict[str, Any] = {"chunk_tokens": 100, "memory_tokens": 60}
 QUESTION = "What was noted?"
 ANSWER = 4  # the number of the call, counted from 0
 PATIENCE = 10
-HOW = ("read", "aread", "stream", "astream", "read_many", "aread_many")
 DOWN = BackendError("the server is down", retryable=True)
 
 
 def read(reader: Reader, how: str) -> Reading:
-    if how in ("read", "read_many"):
-        return reader.read(QUESTION, DOCUMENT) if how == "read" else raised(reader.read_many([(QUESTION, DOCUMENT)])[0])
-    if how == "stream":
-        *_, last = reader.stream(QUESTION, DOCUMENT)
-        assert isinstance(last, Reading)
-        return last
-
-    async def read_async() -> Reading:
-        if how == "aread":
-            return await reader.aread(QUESTION, DOCUMENT)
-        if how == "aread_many":
-            return raised((await reader.aread_many([(QUESTION, DOCUMENT)]))[0])
-        *_, last = [event async for event in reader.astream(QUESTION, DOCUMENT)]
-        assert isinstance(last, Reading)
-        return last
-
-    return asyncio.run(read_async())
-
-
-def raised(reading: Reading) -> Reading:
-    if reading.error:
-        raise reading.error
-    return reading
+    return ways.read(reader, how, QUESTION, DOCUMENT)
 
 
 def scripted(script: Any, retries: int = 0, **options: Any) -> ScriptedBackend:
@@ -167,14 +146,6 @@ def test_a_server_that_is_down_is_not_asked_by_every_document(how: str) -> None:
 
     wait_until(lambda: not failure(reader))
     assert reader.read(QUESTION, DOCUMENT).answer == "a note"
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("the condition never held")
 
 
 def test_one_call_is_let_through_and_decides() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
+from memagent_integrations.checks import MOST
 from memagent_integrations.errors import BackendError
 from memagent_integrations.records import Reply, Usage
 
@@ -35,16 +36,23 @@ class CompletionBuilder(ReplyBuilder):
 
 
 class StreamBuilder(CompletionBuilder):
-    """Builds a reply from a streamed completion."""
+    """Builds a reply from a streamed completion. Of several choices it takes the one that comes first."""
+
+    _choice: Any = None
 
     def add(self, event: Any) -> str:
         """Take one event; return its text."""
         if usage := getattr(event, "usage", None):
             self.usage = _usage(usage)
         choices = getattr(event, "choices", None)
-        if not choices or not isinstance(choices, list):
-            return ""
-        return self._add(choices[0], getattr(choices[0], "delta", None))
+        own = filter(self._is_own, choices if isinstance(choices, list) else ())
+        return "".join([self._add(choice, getattr(choice, "delta", None)) for choice in own])
+
+    def _is_own(self, choice: Any) -> bool:
+        index = getattr(choice, "index", None) or 0
+        if self._choice is None:
+            self._choice = index
+        return bool(index == self._choice)
 
     def reply(self) -> Reply:
         """Return the whole reply.
@@ -74,5 +82,5 @@ def _usage(usage: Any) -> Usage:
 
 
 def int_or_none(value: Any) -> int | None:
-    """Return a number that a server sent, None for anything else."""
-    return value if isinstance(value, int) else None
+    """Return a number of tokens that a server sent, None for anything that is none."""
+    return value if type(value) is int and 0 <= value <= MOST else None

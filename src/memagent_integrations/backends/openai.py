@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextvars
+import json
 import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, get_args
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -19,6 +20,7 @@ from memagent_integrations.backends import connections
 from memagent_integrations.backends.base import Backend, digest
 from memagent_integrations.backends.completions import CompletionBuilder, StreamBuilder, int_or_none
 from memagent_integrations.backends.failures import translated
+from memagent_integrations.backends.replies import unusable_answer
 from memagent_integrations.backends.schemas import response_format
 from memagent_integrations.checks import check_int, check_number, drop_none
 from memagent_integrations.errors import BackendClosed, BackendError, UsageError
@@ -27,6 +29,7 @@ from memagent_integrations.sanitize import neutralise
 from memagent_integrations.scopes import Scope, acquired
 from memagent_integrations.tokens import Counter, counter_of, load_counter
 
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _COUNTING_TIMEOUT = 60.0  # seconds
 LimitParameter = Literal["max_tokens", "max_completion_tokens"]
 
@@ -72,7 +75,7 @@ class OpenAIBackend(Backend):
         if limit_parameter not in (None, *get_args(LimitParameter)):
             allowed = " or ".join(get_args(LimitParameter))
             raise UsageError(f"limit_parameter has to be {allowed}, not {limit_parameter!r}")
-        if not isinstance(extra_body, Mapping | None):
+        if not _is_json(extra_body):
             raise UsageError(f"extra_body has to be a mapping of names to JSON values, not {extra_body!r}")
         self.name = f"openai:{model}"
         self.model = model
@@ -231,8 +234,15 @@ class OpenAIBackend(Backend):
             self._calls -= 1
             return self._closed and not self._calls
 
-    def _errors(self) -> AbstractContextManager[None]:
-        return translated(f"{self.model} at {self._address}", secrets=self._secrets)
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Translate what the SDK raises in the block. What it cannot read, it meets with errors of many classes."""
+        name = f"{self.model} at {self._address}"
+        try:
+            with translated(name, secrets=self._secrets):
+                yield
+        except _UNREADABLE as error:
+            raise unusable_answer(error, name) from error
 
     async def _async_client(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         loop = asyncio.get_running_loop()  # a connection belongs to the event loop that opened it
@@ -324,6 +334,14 @@ class OpenAIBackend(Backend):
         if not isinstance(answer, dict) or not isinstance(tokens, list):
             raise BackendError(f"{self._address} did not answer /tokenize with tokens")
         return len(tokens), int_or_none(answer.get("max_model_len"))
+
+
+def _is_json(extra_body: Any) -> bool:
+    try:
+        json.dumps(dict(extra_body or {}), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return isinstance(extra_body, Mapping | None)
 
 
 def _seconds_left(prompt: Prompt) -> float:

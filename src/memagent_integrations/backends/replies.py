@@ -99,7 +99,7 @@ def finish_reason(value: Any) -> str | None:
     """Return why a model stopped, by its name in OpenAI's protocol; `value` is the client's name, a text or an enum."""
     if value is None or value == "":
         return None
-    name = str(getattr(value, "value", value)).lower()
+    name = str(getattr(value, "value", value)).lower()[:64]
     return _FINISH_REASONS.get(name, name)
 
 

@@ -86,17 +86,18 @@ def check() -> None:
 def slices(seconds: float | None = None) -> Iterator[float]:
     """Yield the lengths of short waits, one at least, that follow one another for so many seconds (None: for ever).
 
-    They end before that at the deadline of the scope.
+    They end before that at the deadline of the scope, and there are none after it.
 
     Raises:
         CancelledError: the scope was cancelled.
     """
     ends = min(math.inf if seconds is None else time.monotonic() + seconds, deadline())
-    while True:
-        check()
+    check()
+    while time.monotonic() < deadline():
         yield max(min(ends - time.monotonic(), _SLICE), 0.001)
         if time.monotonic() >= ends:
             return
+        check()
 
 
 def acquired(lock: threading.Lock | threading.Semaphore, seconds: float | None = None) -> bool:

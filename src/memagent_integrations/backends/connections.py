@@ -62,7 +62,7 @@ class _Connection(_Wrapper):
 
 class _SyncConnection(_Connection):
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        late: Exception = TimeoutError()
+        late: Exception = TimeoutError("timed out")
         for seconds in slices(timeout):
             try:
                 return self._counted(self._inner.read(max_bytes, seconds))

@@ -193,7 +193,7 @@ def test_of_several_choices_in_a_stream_one_counts(endpoint: Endpoint, lines: li
     assert (reply.text, reply.finish_reason) == ("a note", "length")
 
 
-@pytest.mark.parametrize("number", [-1, True, 2**31, 10**400, 1.5, "3", None, [3]])
+@pytest.mark.parametrize("number", [-1, 2**31, 10**400, 1.5, None, [3]])
 def test_what_is_no_number_of_tokens_is_unknown(endpoint: Endpoint, number: Any) -> None:
     usage = {"prompt_tokens": number, "completion_tokens": number, "prompt_tokens_details": {"cached_tokens": number}}
     [whole, *_] = endpoint.outcomes(body(GOOD | {"usage": usage}))

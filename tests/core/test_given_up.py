@@ -109,7 +109,7 @@ def test_a_server_that_was_stuck_and_recovers_is_asked_again(
 ) -> None:
     """With one place for calls: those that were given up have left it."""
     server, backend = make_stuck(path, way, times=1, concurrency=1, max_retries=5)
-    assert read(Reader(backend, limits=Limits(call_timeout=LIMIT), **SIZES), how).answer == "a note"
+    assert read(Reader(backend, limits=Limits(call_timeout=2 * LIMIT), **SIZES), how).answer == "a note"
     wait_until(lambda: server.gone == 1 or way != "drip")
 
 

@@ -157,6 +157,7 @@ def reader_of(folder: Path, kind: type[Sampler] = Sampler, **options: Any) -> Re
         memory_tokens=2,
         output_tokens=2,
         question_tokens=4,
+        on_lost_section="skip",
     )
 
 

@@ -105,7 +105,7 @@ class Writer:
             words = section.split()
             start = dice.randrange(max(len(words) - 12, 1))
             self._remark = f"The text speaks of {' '.join(words[start : start + 12])}."
-        return f"{self._notes}\n{self._remark}".strip()
+        return f"{self._notes}\n{self._remark}".strip() or "There is nothing to note."
 
 
 @dataclass

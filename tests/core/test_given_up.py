@@ -226,6 +226,6 @@ def test_the_time_of_one_reading_is_not_that_of_the_others(
     """They share the document, whose cutting one of them began."""
     _, backend = make_stuck(CHAT, "drip", times=1, concurrency=2)
     document = [DOCUMENT]
-    reader = Reader(backend, limits=Limits(call_timeout=LIMIT, max_retries=0), **SIZES)
+    reader = Reader(backend, limits=Limits(call_timeout=6 * LIMIT, max_retries=0), **SIZES)
     readings = reader.read_many([("a?", document), ("b?", document), ("c?", document)])
     assert sorted(reading.answer or "" for reading in readings) == ["", "a note", "a note"]

@@ -18,6 +18,8 @@ from pydantic import ValidationError
 
 from memagent_integrations.errors import MemAgentError, UsageError
 
+OWNER_ONLY, OWNERS_FOLDER = 0o600, 0o700
+"""Permissions of the files and folders that hold readings and policies: those of their owner alone."""
 _NOT_REPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
 _DESCRIPTOR = re.compile(r"/dev/(?:std(?:in|out|err)|fd/\d+)|/proc/.*")
 """Names of open files: their readers and writers would not see a file that is put in their place."""
@@ -68,12 +70,23 @@ def check_regular(path: str | Path) -> None:
             raise UsageError(f"cannot read {str(path)!r}: it is no regular file")
 
 
+def create(path: str | Path) -> None:
+    """Create an empty file that its owner alone can read and write; a file that is there stays as it is.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY))
+
+
 def write(path: str | Path, content: str | bytes) -> None:
     """Replace the content of a file, all at once: after a crash it is the old one or the new one, never a part.
 
-    Text is written as UTF-8. Links are followed, and the file keeps its permissions and, where that is allowed, its
-    owner. Written to directly, and so not all at once, are pipes and devices such as `/dev/stdout`, and files that
-    cannot be replaced: in a folder that is read-only, or mounted into a container.
+    Text is written as UTF-8. A new file is for its owner alone. Links are followed, and a file that is there keeps its
+    permissions and, where that is allowed, its owner. Written to directly, and so not all at once, are pipes and
+    devices such as `/dev/stdout`, and files that cannot be replaced: in a folder that is read-only, or mounted into a
+    container.
 
     Raises:
         UsageError: the file cannot be written.
@@ -102,7 +115,8 @@ def _replace(target: Path, status: os.stat_result | None, data: bytes) -> None:
         target.open("ab").close()  # raises for a write-protected file, which could be replaced all the same
     temporary = target.with_name(f".{target.name[:40]}.{token_hex(6)}")
     try:
-        with temporary.open("xb") as file:
+        create(temporary)
+        with temporary.open("r+b") as file:
             if status:
                 with suppress(OSError, AttributeError):  # Windows has no chown
                     os.chown(temporary, status.st_uid, status.st_gid)

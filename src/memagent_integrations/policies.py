@@ -131,7 +131,7 @@ def save(policy: Policy, directory: str | Path) -> None:
     """
     path = Path(directory) / FILE
     with files.accessing("write", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(files.OWNERS_FOLDER, parents=True, exist_ok=True)
     text = _json(policy)
     value: dict[str, Any] = json.loads(text)
     files.write(path, json.dumps(value | drop_none(mark=mark(text)), indent=1, ensure_ascii=False))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import os
+import stat
 from collections.abc import Generator
 from pathlib import Path
 from typing import IO
@@ -11,6 +13,7 @@ from memagent_integrations import files
 from memagent_integrations.errors import UsageError
 
 _BLOCK_SIZE = 1 << 18  # bytes of a file that are read at a time
+_FEW = 16  # NULs in a later block, which may be short, that do not make it binary data
 _BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with the one of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -32,7 +35,7 @@ def text_blocks(path: Path) -> Generator[str]:
     It is UTF-8, or UTF-16 or UTF-32 with a byte order mark.
 
     Raises:
-        UsageError: the file cannot be read, or is not such text.
+        UsageError: the file cannot be read, is not such text, or was cut while it was read.
     """
     with files.accessing("read", path), path.open("rb") as file:
         yield from _decoded(path, file)
@@ -45,18 +48,32 @@ def _decoded(path: Path, file: IO[bytes]) -> Generator[str]:
             f"{path} is {binary}, not a text file; extract its text first, for example with a document loader"
         )
     encoding = next((name for mark, name in _BYTE_ORDER_MARKS if block.startswith(mark)), "utf-8")
-    if encoding == "utf-8" and block.count(0) > len(block) // 10:
-        raise UsageError(
-            f"{path} is not UTF-8 text: it is full of NUL bytes (binary data, or UTF-16 without a byte order mark); "
-            "convert it"
-        )
     decoder = codecs.getincrementaldecoder(encoding)()
+    size, position = _size(file), 0
     try:
         while block:
+            few = _FEW if position else 0
+            if encoding.startswith("utf-8") and block.count(0) > max(len(block) // 10, few):
+                raise UsageError(
+                    f"{path} is not UTF-8 text: it is full of NUL bytes behind byte {position} (binary data, a file "
+                    "that was not written to its end, or UTF-16 without a byte order mark); convert it"
+                )
             yield decoder.decode(block)
+            position += len(block)
             block = file.read(_BLOCK_SIZE)
+        if position < size and _size(file) < size:
+            raise UsageError(
+                f"{path} was cut while it was read: it had {size} bytes, and only {position} could be read; "
+                "read it again when nobody writes to it"
+            )
         decoder.decode(b"", final=True)
     except UnicodeError as error:
         raise UsageError(
             f"{path} is not {encoding} text ({error}); convert it, or decode it yourself and pass the str"
         ) from error
+
+
+def _size(file: IO[bytes]) -> int:
+    """Return the bytes of an open file; 0 for a pipe or a device, which does not say how much there will be."""
+    status = os.fstat(file.fileno())
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0

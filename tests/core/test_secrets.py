@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import pickle
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 from helpers.loopback import Loopback, Request, Response, chat
@@ -132,3 +134,39 @@ def test_a_journal_of_a_reading_with_a_key(tmp_path: Path) -> None:
     assert KEY not in "".join(texts)
     for file in tmp_path.glob("runs.db*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes()
+
+
+SECRET = "p/w+of a s&rver-0123456789"
+PLACES: dict[str, Callable[[str], str]] = {
+    "the password": lambda url: url.replace("//", f"//me:{quote(SECRET, safe='')}@"),
+    "the user": lambda url: url.replace("//", f"//{quote(SECRET, safe='')}@"),
+    "the query": lambda url: f"{url}?token={quote(SECRET, safe='')}",
+}
+SENT_BACK: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "percent-encoded": lambda key: quote(key, safe=""),
+    "percent-encoded in small letters": lambda key: quote(key, safe="").lower(),
+    "in base64": lambda key: base64.b64encode(f"me:{key}".encode()).decode(),
+    "in the user's base64": lambda key: base64.b64encode(f"{key}:".encode()).decode(),
+}
+
+
+@pytest.mark.parametrize("how", ["read", "astream"])
+@pytest.mark.parametrize("form", SENT_BACK)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_server_that_gives_away_what_its_address_holds(
+    place: str, form: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    echo = SENT_BACK[form](SECRET)
+    caplog.set_level(logging.INFO)
+    with Loopback(lambda request: error(400)(f"{request.path} with {echo} is refused")) as server:
+        url = PLACES[place](f"{server.url}/v1")
+        backend = OpenAIBackend("m", base_url=url, tokenizer="approximate", window=2000, max_retries=0)
+        with Reader(backend, chunk_tokens=250, memory_tokens=60) as reader, pytest.raises(MemAgentError) as caught:
+            read(reader, how)
+        asked = server.requests[0]
+        assert quote_plus(SECRET) in asked.path or "Basic " in asked.headers["Authorization"]
+    shown = "".join(traceback.format_exception(caught.value)) + caplog.text + repr(backend.identity) + repr(reader)
+    assert "is refused" in shown
+    for hidden in (echo, *(form(SECRET) for form in SENT_BACK.values())):
+        assert hidden not in shown

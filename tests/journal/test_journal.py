@@ -514,7 +514,7 @@ def test_files_that_are_no_journal(tmp_path: Path) -> None:
     for path, message in [
         (foreign, "of another program"),
         (tmp_path / "text.txt", "not a database"),
-        (tmp_path, "unable to open"),
+        (tmp_path, "is a folder"),
         (Path("a\0b"), "null|NUL"),
     ]:
         with pytest.raises(JournalError, match=message):

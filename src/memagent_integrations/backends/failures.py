@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, UsageError, is_control_flow
+from memagent_integrations.redaction import cause_without, without_secrets
 
 OVERFLOW = re.compile(
     r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length"
@@ -45,12 +45,16 @@ _PROGRAMMING_ERRORS = (  # a ValueError may be one, or an answer that a client c
 _CONNECTION_FAILURES = re.compile(
     r"Timeout|TimedOut|Connect|Network|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded"
 )
+_UNTRUSTED = re.compile(
+    r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|SSLCertVerificationError|CertificateError"
+    r"|WRONG_VERSION_NUMBER|wrong version number|UNSUPPORTED_PROTOCOL|NO_SHARED_CIPHER|HANDSHAKE_FAILURE|UNKNOWN_CA",
+)
+"""What another try will not change about an encrypted connection."""
 WITHHELD = re.compile(
     r"content_?filter|content_?policy|ContentManagementPolicy|ResponsibleAIPolicy|RefusalError|ModelRefusal"
     r"|BlockedPrompt|ResponseBlocked|data_inspection_failed|Content Exists Risk",
     re.IGNORECASE,
 )
-_SECRET = re.compile(r"\b(?:(?:sk|gsk|xai|hf)[-_]|AIza)[\w-]{12,}")
 
 
 def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) -> MemAgentError | None:
@@ -59,7 +63,7 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
     A message about the context window decides first, then the server's status, then whether the connection broke.
     Everything else is the model's failure, except Python's own programming errors and LangGraph's control flow.
     """
-    message = _without_secrets(_message(error), secrets)[:500]
+    message = without_secrets(_message(error), secrets)[:500]
     status = _status(error)
     if _is_bug(error, status):
         return None
@@ -70,6 +74,12 @@ def from_exception(error: Exception, name: str, *, secrets: Iterable[str] = ()) 
         return UsageError(f"the server of {name} refuses the request ({status}); {way}: {message}")
     if status:
         return _from_status(status, name, message, _retry_after(error))
+    if untrusted := next(filter(_UNTRUSTED.search, _chain(error)), None):
+        refusal = without_secrets(untrusted, secrets)[:300]
+        return BackendError(
+            f"there is no safe connection to {name}: {refusal}; check the address (https:// or http://?) and the "
+            "server's certificate (SSL_CERT_FILE names the file of your own authority's)"
+        )
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return BackendError(f"{name} sent what is not JSON: {message}", retryable=True)
     if isinstance(error, UnicodeEncodeError):
@@ -112,19 +122,11 @@ def translated(name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
         failure = from_exception(error, name, secrets=secrets)
         if failure is None:
             raise
-        shown = "".join(traceback.format_exception(error))
-        raise failure from (error if _without_secrets(shown, secrets) == shown else None)
+        raise failure from cause_without(error, secrets)
 
 
 def _is_bug(error: Exception, status: int | None) -> bool:
     return not status and isinstance(error, _PROGRAMMING_ERRORS)
-
-
-def _without_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return the text with keys and passwords replaced by `***`."""
-    for secret in filter(lambda secret: len(secret) > 4, secrets):
-        text = text.replace(secret, "***")
-    return _SECRET.sub("***", text)
 
 
 def _error_body(error: Exception) -> dict[str, Any]:
@@ -138,6 +140,15 @@ def _message(error: BaseException) -> str:
     while cause and (not str(cause) or str(cause) in message):  # a framework's error around the SDK's says it once more
         cause = cause.__cause__
     return f"{message} ({cause})" if cause and len(message) < 40 else message
+
+
+def _chain(error: BaseException | None) -> Iterator[str]:
+    """Yield what an error says, with its class, and what the errors say that it was raised from."""
+    seen: set[int] = set()
+    while error and id(error) not in seen:
+        seen.add(id(error))
+        yield f"{type(error).__name__}: {error}"
+        error = error.__cause__ or error.__context__
 
 
 def _classes(error: Exception) -> str:
@@ -186,8 +197,15 @@ def _retry_after(error: Exception) -> float | None:
     with suppress(ValueError):
         return max(0.0, float(value))
     with suppress(ValueError, OverflowError):
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+        return max(0.0, parsedate_to_datetime(value).timestamp() - _clock(headers))
     return None
+
+
+def _clock(headers: Mapping[str, Any]) -> float:
+    """Return the time of the server, by whose clock it says when to come back; ours if it does not tell its own."""
+    with suppress(ValueError, OverflowError):
+        return parsedate_to_datetime(str(headers.get("date", ""))).timestamp()
+    return time.time()
 
 
 def _status(error: Exception) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextvars
 import json
 import os
@@ -12,11 +11,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, get_args
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import urlsplit
 
 import openai
 
 from memagent_integrations.backends import connections
+from memagent_integrations.backends.access import access, ahide_query, hide_query
 from memagent_integrations.backends.base import Backend, digest
 from memagent_integrations.backends.completions import CompletionBuilder, StreamBuilder, int_or_none
 from memagent_integrations.backends.failures import translated
@@ -25,6 +25,7 @@ from memagent_integrations.backends.schemas import response_format
 from memagent_integrations.checks import check_int, check_number, drop_none
 from memagent_integrations.errors import BackendClosed, BackendError, UsageError
 from memagent_integrations.records import Prompt, Reply
+from memagent_integrations.redaction import secrets_in
 from memagent_integrations.sanitize import neutralise
 from memagent_integrations.scopes import Scope, acquired
 from memagent_integrations.tokens import Counter, counter_of, load_counter
@@ -76,19 +77,19 @@ class OpenAIBackend(Backend):
             allowed = " or ".join(get_args(LimitParameter))
             raise UsageError(f"limit_parameter has to be {allowed}, not {limit_parameter!r}")
         if not _is_json(extra_body):
-            raise UsageError(f"extra_body has to be a mapping of names to JSON values, not {extra_body!r}")
+            raise UsageError(f"extra_body has to be a mapping of names to JSON values, not {type(extra_body).__name__}")
         self.name = f"openai:{model}"
         self.model = model
         self.concurrency, self.max_retries = concurrency, max_retries
         self._timeout = timeout
         self._settings: dict[str, Any] = {"timeout": timeout, "max_retries": 0}
-        access, secrets = _access(model, api_key, base_url or os.environ.get("OPENAI_BASE_URL") or None)
-        self._settings |= access
-        self._client = openai.OpenAI(**self._settings, **self._http(openai.DefaultHttpxClient))
+        base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
+        self._settings |= access(model, api_key, base_url)
+        self._client = openai.OpenAI(**self._settings, **self._http(openai.DefaultHttpxClient, hide_query))
         connections.limit(self._client._client)
         address = urlsplit(str(self._client.base_url))
         self._address = address.geturl()
-        self._secrets = [self._client.api_key, *secrets, *map(str, self._settings["default_query"].values())]
+        self._secrets = [self._client.api_key, *secrets_in({"base_url": base_url, "extra_body": extra_body})]
         self._hosted = f".{address.hostname}".endswith(".openai.com")
         self.takes_any_length = self._hosted
         self._options = drop_none(temperature=temperature, top_p=top_p, seed=seed)
@@ -170,8 +171,11 @@ class OpenAIBackend(Backend):
         if idle:
             await asyncio.to_thread(self._free)
 
-    def _http(self, client: Callable[..., Any]) -> dict[str, Any]:
-        return {} if self._proxies else {"http_client": client(trust_env=False)}
+    def _http(self, client: Callable[..., Any], hook: Callable[[Any], Any]) -> dict[str, Any]:
+        """Return the HTTP client to use in place of the SDK's own, if there has to be one."""
+        if self._proxies and not self._settings["default_query"]:
+            return {}
+        return {"http_client": client(trust_env=self._proxies, event_hooks={"request": [hook]})}
 
     def _free(self) -> None:
         """Free what calls need, after the last of them."""
@@ -258,7 +262,8 @@ class OpenAIBackend(Backend):
         This is a generator because `asyncio.run` closes every async generator at its end, and so the connections.
         """
         slots = asyncio.Semaphore(self.concurrency)
-        async with openai.AsyncOpenAI(**self._settings, **self._http(openai.DefaultAsyncHttpxClient)) as client:
+        http = self._http(openai.DefaultAsyncHttpxClient, ahide_query)
+        async with openai.AsyncOpenAI(**self._settings, **http) as client:
             connections.limit(client._client)
             while True:
                 yield client, slots
@@ -347,51 +352,3 @@ def _is_json(extra_body: Any) -> bool:
 def _seconds_left(prompt: Prompt) -> float:
     """Return the seconds until the prompt's deadline."""
     return max(prompt.deadline - time.monotonic(), 0) if prompt.deadline else threading.TIMEOUT_MAX
-
-
-def _access(model: str, key: str | None, url: str | None) -> tuple[dict[str, Any], list[str]]:
-    """Return the SDK's settings for an address and a key, and which of their values are secret.
-
-    A user and a password in the address are sent in a header, as httpx would send them, and taken out of the address,
-    because httpx logs addresses.
-
-    Raises:
-        UsageError: the key cannot stand in a header, the address is not one, or both are missing.
-    """
-    for name, value in drop_none(api_key=key, base_url=url).items():
-        if not isinstance(value, str):
-            raise UsageError(f"{name} has to be a text, not {type(value).__name__}")
-    key = (key or os.environ.get("OPENAI_API_KEY") or "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise UsageError(
-            "the API key holds characters that no key has (a line end, or letters beyond ASCII); "
-            "check where it was copied from"
-        )
-    if not (key or url):
-        raise UsageError(
-            f"no API key for {model}: set OPENAI_API_KEY or pass api_key, or pass the base_url of a local server"
-        )
-    query: dict[str, str] = {}
-    headers: dict[str, str] = {}
-    secrets: list[str] = []
-    if url:
-        parts = _split_url(url)
-        query = dict(parse_qsl(parts.query))
-        url = parts._replace(query="", fragment="", netloc=parts.netloc.rpartition("@")[2]).geturl()
-        if parts.username or parts.password:
-            user, password = unquote(parts.username or ""), unquote(parts.password or "")
-            basic = base64.b64encode(f"{user}:{password}".encode()).decode()
-            headers, secrets = {"Authorization": f"Basic {basic}"}, [parts.password or "", password, basic]
-    # local servers need no key, but the SDK insists on one
-    return {"api_key": key or "none", "base_url": url, "default_query": query, "default_headers": headers}, secrets
-
-
-def _split_url(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise UsageError("base_url has to be an address such as http://127.0.0.1:8000/v1")
-    return parts

@@ -184,6 +184,8 @@ class Results:
         return UsageError(f"{str(self.path)!r} is no file of results: its first line does not say how they were made")
 
     def _append(self, line: bytes) -> None:
+        with files.accessing("write", self.path):
+            files.create(self.path)
         with files.accessing("write", self.path), self.path.open("ab") as file:
             file.truncate(self._end)  # drop an incomplete last line
             file.write(line + b"\n")

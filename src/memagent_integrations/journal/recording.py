@@ -72,11 +72,12 @@ class _Recording:
     ) -> None:
         self._turns, self._store, self._locks = turns, store, locks
         self._settings, self._named, self._files = settings, run, files
-        self._started = now()
+        self._paused: dict[str, str] = {}  # the requests to pause that were there before this reading
         self._last: str | None = None  # a run that has recorded the prompt before
 
     def turns(self, first: Prompt) -> Turns:
         """Drive the loop from its first prompt on."""
+        self._paused = dict(self._store.rows("SELECT name, paused FROM run WHERE paused IS NOT NULL"))
         names, base = self._candidates(first)
         run = None  # the run that is written to, once it is chosen
         state: Prompt | Reading = first
@@ -148,7 +149,8 @@ class _Recording:
                 self._store.write(
                     "UPDATE run SET settings = ?, files = ?, mark = ? WHERE name = ?", *named, mark(*named), run
                 )
-            self._store.write("UPDATE run SET paused = NULL WHERE name = ? AND paused < ?", run, self._started)
+            old = self._paused.get(run)  # not by the time in it, which another clock may have given
+            self._store.write("UPDATE run SET paused = NULL WHERE name = ? AND paused = ?", run, old)
         return run
 
     def _copy(self, run: str, name: str, steps: int) -> None:

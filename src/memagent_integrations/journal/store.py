@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -32,10 +34,16 @@ class Store:
     def __init__(self, path: str | Path, *, application_id: int, schema: Mapping[int, str], readonly: bool) -> None:
         if not isinstance(path, str | Path):
             raise UsageError(f"the journal has to be a file's name, not {type(path).__name__}")
+        if not str(path).strip():
+            raise UsageError("the journal has to be a file's name, and this one is empty")
         self._lock, self._readonly = threading.RLock(), readonly
         self._settings: dict[str, Any] = {"application_id": application_id, "schema": schema, "readonly": readonly}
         with self.errors(path):
-            self.path = Path(path).resolve()  # one path, and so one set of locks, for every name of the file
+            self.path = _resolved(path)  # one path, and so one set of locks, for every name of the file
+            if self.path.is_dir():
+                raise JournalError(f"the journal {str(path)!r} is a folder; name a file in it")
+            if not readonly:
+                files.create(self.path)  # SQLite gives the files beside it, -wal and -shm, the same permissions
             mode = f"?mode={'ro' if readonly else 'rwc'}"
             if readonly and not self.path.with_name(f"{self.path.name}-wal").exists():
                 mode += "&immutable=1"  # nobody is writing: SQLite then needs no file of its own in the folder
@@ -98,7 +106,7 @@ class Store:
         )
         with ExitStack() as stack:
             try:
-                file.parent.mkdir(exist_ok=True)
+                file.parent.mkdir(files.OWNERS_FOLDER, exist_ok=True)
                 stack.enter_context(files.lock(file, busy, timeout=timeout, remove=True))
             except OSError as error:
                 raise JournalError(f"cannot lock {what} in {file.parent}: {files.reason(error)}") from error
@@ -208,3 +216,10 @@ def _definitions(database: sqlite3.Connection) -> set[tuple[str, ...]]:
     """Return the definitions of all tables, as SQLite keeps them but for white space."""
     query = r"SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite\_%' ESCAPE '\'"
     return {tuple(" ".join(str(part).split()) for part in row) for row in database.execute(query)}
+
+
+def _resolved(path: str | Path) -> Path:
+    try:
+        return Path(path).resolve()
+    except RuntimeError as error:  # its links lead to themselves
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error

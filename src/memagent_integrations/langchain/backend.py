@@ -29,6 +29,7 @@ from memagent_integrations.langchain.muted import muted, within
 from memagent_integrations.langchain.rendering import model_input
 from memagent_integrations.langchain.replies import MessageReply
 from memagent_integrations.records import Prompt, Reply
+from memagent_integrations.redaction import secrets_in
 from memagent_integrations.tokens import Counter, counter_of, load_counter
 
 
@@ -158,8 +159,7 @@ class ChatModelBackend(Backend):
         yield builder.reply()
 
     def _secrets(self) -> list[str]:
-        values = [value for model in self._models for value in vars(model).values()]
-        return [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+        return secrets_in([vars(model) for model in self._models])
 
     def _call(self, prompt: Prompt, *, stream: bool = False) -> tuple[Runnable[LanguageModelInput, Any], Any]:
         """Return the model, with what this prompt needs bound to each of its parts, and its input."""

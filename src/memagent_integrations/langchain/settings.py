@@ -35,9 +35,11 @@ from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Budgets, Layout, OnLostSection
+from memagent_integrations.redaction import cause_without, saved, secrets_in, shown, without_secrets
 from memagent_integrations.tokens import Counter
 
 _SETTINGS = (*(field.name for field in fields(Budgets)), "layout", "prompts", "window", "output", "on_lost_section")
+_OPTIONS = ("backend_options", "answer_options")
 RUN = ConfigurableFieldSpec(
     id="memagent_run", annotation=str, name="Run", description="The name of the reading in the journal", default=None
 )
@@ -61,6 +63,8 @@ def _checked_answer_model(model: Any) -> Any:
 def _checked_journal(journal: Any) -> Journal | str | None:
     if not isinstance(journal, Journal | str | Path | None):
         raise UsageError(f"journal has to be a file or a Journal, not {type(journal).__name__}")
+    if journal == "":
+        raise UsageError("journal has to be the name of a file, and this one is empty")
     return str(journal) if isinstance(journal, Path) else journal
 
 
@@ -92,7 +96,7 @@ def _with_templates(prompts: Any) -> Any:
 class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     """The settings of a `MemAgentReader`, which documents them."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
 
     model: Annotated[LanguageModelLike | Backend | str, PlainValidator(_checked_model)]
     tokenizer: str | Counter | None = None
@@ -165,9 +169,16 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """The prompts and limits as dicts, and the class of an answer as its schema, which JSON can hold."""
-        saved = {name: asdict(value) for name, value in (("prompts", self.prompts), ("limits", self.limits)) if value}
-        return saved | ({} if self.output is None else {"output": Output(self.output).schema})
+        """Prompts and limits as dicts, the class of an answer as its schema (for JSON), options without keys."""
+        attributes = {
+            name: asdict(value) for name, value in (("prompts", self.prompts), ("limits", self.limits)) if value
+        }
+        options = {name: saved(getattr(self, name)) for name in _OPTIONS if getattr(self, name)}
+        return attributes | options | ({} if self.output is None else {"output": Output(self.output).schema})
+
+    def __repr_args__(self) -> Any:
+        """Show the settings, without keys and passwords."""
+        return [(name, shown(value) if name in _OPTIONS else value) for name, value in super().__repr_args__()]
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -178,7 +189,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
             if isinstance(model, Runnable)
             for spec in model.config_specs
         ]
-        return get_unique_config_specs([*of_models, *([RUN, MEMORY] if self.journal else [])])
+        return get_unique_config_specs([*of_models, *([RUN, MEMORY] if self.journal is not None else [])])
 
     def under(self, config: RunnableConfig) -> Reader:
         """Return a `Reader` with these settings whose calls are children of the run of `config`.
@@ -302,4 +313,6 @@ def _chat_model(spec: str, options: Mapping[str, Any]) -> Any:
         hint = command[0] if command else "see the message above"
         raise MissingExtra(f"the package of {spec}", command=hint) from error
     except Exception as error:  # an unknown provider, a missing key, or anything else that the model's class raises
-        raise UsageError(f"LangChain cannot make the model {spec!r}: {error}") from error
+        secrets = secrets_in(options)
+        message = f"LangChain cannot make the model {spec!r}: {without_secrets(str(error), secrets)}"
+        raise UsageError(message) from cause_without(error, secrets)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
-_SECRET = re.compile(r"(?:^|_)(?:api_?key|key|secret|password|token|credentials?|auth|authorization|headers)(?:_|$)")
+from memagent_integrations.redaction import is_secret, secrets_in
+
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 _NO_SETTINGS = ("callback_manager", "callbacks", "tokenizer", "rate_limiter", "verbose")
 
@@ -40,10 +40,7 @@ def secrets_of(llm: LLM) -> list[str]:
     """Return the keys and passwords that the LLM holds."""
     if isinstance(llm, StructuredLLM):
         return secrets_of(llm.llm)
-    values = [getattr(llm, name) for name in type(llm).model_fields if _SECRET.search(name)]
-    shown = [value.get_secret_value() if isinstance(value, SecretStr) else value for value in values]
-    headers = [text for value in shown if isinstance(value, Mapping) for text in value.values()]
-    return [text for text in [*shown, *headers] if isinstance(text, str) and text]
+    return secrets_in({name: getattr(llm, name) for name in type(llm).model_fields})
 
 
 def _plain(value: Any) -> Any:
@@ -55,7 +52,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return _plain({name: getattr(value, name) for name in type(value).model_fields})
     if isinstance(value, Mapping):
-        named = {str(name): _plain(item) for name, item in value.items() if not _SECRET.search(str(name).lower())}
+        named = {str(name): _plain(item) for name, item in value.items() if not is_secret(str(name))}
         return {name: item for name, item in named.items() if item not in _EMPTY} or None
     if isinstance(value, (list, tuple)):  # messages in a list are a history
         items = [None if isinstance(item, BaseModel) else _plain(item) for item in value]

@@ -168,7 +168,7 @@ def check(folder: str | Path) -> None:
     """
     folder = Path(folder)
     with files.accessing("write", folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(files.OWNERS_FOLDER, parents=True, exist_ok=True)
         empty = not any(folder.iterdir())
     if not empty and not any((folder / name).exists() for name in _WRITTEN_BY_US):
         raise UsageError(f"{str(folder)!r} holds what no training has written; give a folder of its own")

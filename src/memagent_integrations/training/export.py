@@ -69,6 +69,8 @@ def save(model: Any, tokenizer: Any, directory: str | Path, *, policy: Policy, f
     ):
         folder = Path(temporary) / target.name
         _write(model, tokenizer, folder, policy, figures)
+        for file in filter(Path.is_file, folder.rglob("*")):
+            file.chmod(files.OWNER_ONLY)
         folder.rename(target)
     return policies.load(target)
 

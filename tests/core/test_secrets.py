@@ -145,6 +145,7 @@ PLACES: dict[str, Callable[[str], str]] = {
 SENT_BACK: dict[str, Callable[[str], str]] = {
     "as it is": str,
     "percent-encoded": lambda key: quote(key, safe=""),
+    "as a form": quote_plus,
     "percent-encoded in small letters": lambda key: quote(key, safe="").lower(),
     "in base64": lambda key: base64.b64encode(f"me:{key}".encode()).decode(),
     "in the user's base64": lambda key: base64.b64encode(f"{key}:".encode()).decode(),

@@ -24,7 +24,7 @@ def limit(client: Any) -> None:
     """Make a client of httpx or httpx2, sync or async, keep to the limits, and take no reply that is compressed."""
     is_async = hasattr(client, "aclose")
     client.headers["Accept-Encoding"] = "identity"
-    client.event_hooks = {"response": [_acheck_response if is_async else _check_response]}
+    client.event_hooks = {**client.event_hooks, "response": [_acheck_response if is_async else _check_response]}
     for transport in (client._transport, *client._mounts.values()):
         if pool := getattr(transport, "_pool", None):
             pool._network_backend = (_AsyncNetwork if is_async else _Network)(pool._network_backend)

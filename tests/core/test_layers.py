@@ -18,12 +18,12 @@ NAME = "memagent_integrations"
 ROOT = Path(memagent_integrations.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
 HOMES = {  # heavy package -> the only files and folders that may import it
-    "torch": {"backends/transformers.py", "training/"},
+    "torch": {"backends/transformers.py", "backends/gguf_adapter.py", "training/"},
     "transformers": {"backends/transformers.py", "training/"},
     "accelerate": {"training/"},
     "safetensors": {"training/"},
-    "peft": {"backends/transformers.py", "training/"},
-    "gguf": {"training/gguf_adapter.py"},
+    "peft": {"backends/transformers.py", "backends/gguf_adapter.py", "training/"},
+    "gguf": {"backends/gguf_adapter.py"},
     "vllm": {"backends/vllm.py"},
     "xllamacpp": {"backends/llamacpp.py"},
     "openai": {"backends/openai.py"},

@@ -22,7 +22,8 @@ from memagent_integrations.records import Budgets
 peft = pytest.importorskip("peft")
 pytest.importorskip("xllamacpp")
 
-from memagent_integrations.training import export, gguf_adapter  # noqa: E402
+from memagent_integrations.backends import gguf_adapter  # noqa: E402
+from memagent_integrations.training import export  # noqa: E402
 
 pytestmark = [PEFT_WARNS, pytest.mark.heavy]
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
@@ -151,6 +152,38 @@ def test_settings_of_an_adapter(llama: Tiny, tmp_path: Path, settings: dict[str,
     model = adapted(llama.model(), **settings)
     gguf_adapter.write(model, tmp_path / "adapter.gguf")
     assert (by_transformers(model) - by_llamacpp(llama.gguf, tmp_path / "adapter.gguf")).abs().max() < 0.1
+    read = gguf_adapter.read(llama.model(), tmp_path / "adapter.gguf").eval()
+    assert (by_transformers(model) - by_transformers(read)).abs().max() < 1e-4
+
+
+def test_transformers_reads_the_file_of_llamacpp(tiny: Tiny, tmp_path: Path) -> None:
+    written = export.save(adapted(tiny.model()), None, tmp_path / "reader", policy=tiny.policy(), figures=FIGURES)
+    gguf_file = written.adapter_for("llamacpp")
+    ours, theirs = (
+        answers(load_backend(written.model, adapter=adapter, **FLOAT32)) for adapter in (written.adapter, gguf_file)
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"no GGUF file at all, but as long as the head of one"])
+def test_a_file_that_is_no_adapter(llama: Tiny, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "adapter.gguf").write_bytes(content)
+    with pytest.raises(UsageError, match=r"adapter\.gguf is no GGUF file with a LoRA adapter"):
+        gguf_adapter.read(llama.model(), tmp_path / "adapter.gguf")
+
+
+def test_a_model_is_no_adapter(llama: Tiny) -> None:
+    with pytest.raises(UsageError, match="is no GGUF file with a LoRA adapter"):
+        gguf_adapter.read(llama.model(), llama.gguf)
+
+
+@pytest.mark.parametrize("change", [{"num_hidden_layers": 1}, {"intermediate_size": 32}, {"model_type": "qwen2"}])
+def test_an_adapter_of_another_model(llama: Tiny, tmp_path: Path, change: dict[str, Any]) -> None:
+    gguf_adapter.write(adapted(llama.model()), tmp_path / "adapter.gguf")
+    config = {**llama.model().config.to_dict(), **change}
+    other = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    with pytest.raises(UsageError, match="of another model"):
+        gguf_adapter.read(other, tmp_path / "adapter.gguf")
 
 
 def test_the_file_is_as_llamacpp_reads_it(llama: Tiny, tmp_path: Path) -> None:
@@ -178,7 +211,7 @@ def test_the_file_is_as_llamacpp_reads_it(llama: Tiny, tmp_path: Path) -> None:
             "gemma",
             {},
             {},
-            "the architecture gemma is none of those that can be written for llama.cpp: llama, mistral, qwen2, qwen3",
+            "the architecture gemma is none of those that GGUF adapters are made for: llama, mistral, qwen2, qwen3",
         ),
         ("llama", {}, {"use_dora": True}, r"cannot hold what was trained of model\.layers\.0\.self_attn\.q_proj"),
         ("llama", {}, {"modules_to_save": ["lm_head"]}, "without modules_to_save"),
@@ -341,12 +374,12 @@ def test_the_model_is_named(model: Any, llama: Tiny, tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_the_embedded_model_with_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = embedded.pull("smollm2")
+    file = embedded.pull("smollm2-raw")
     prompts = [[1, 4093, 198, *range(1000, 1040), 2, 198, 1, 520, 9531, 198]]
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
     before = by_transformers(model, prompts), by_llamacpp(file, None, prompts)
     model = adapted(model, scale=0.05)
-    export.save(model, None, tmp_path / "reader", policy=policy("smollm2"), figures=FIGURES)
+    export.save(model, None, tmp_path / "reader", policy=policy("smollm2-raw"), figures=FIGURES)
     assert str(file.parent) not in (tmp_path / "reader" / "adapter" / "adapter_config.json").read_text()
     monkeypatch.setattr(gguf_adapter, "_PAIRED", set())
     gguf_adapter.write(model, tmp_path / "wrong.gguf")
@@ -366,6 +399,6 @@ def test_the_embedded_model_with_an_adapter(tmp_path: Path, monkeypatch: pytest.
         load_backend(name, window=512) as here,
         load_backend(name, model=f"transformers:{file}", **FLOAT32) as there,
     ):
-        assert here.name == "smollm2"
+        assert here.name == "smollm2-raw"
         assert here._extra_body == {"cache_prompt": True}, "no repetition penalty"  # type: ignore[attr-defined]
         assert here.complete(prompt).text == there.complete(prompt).text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 import traceback
@@ -14,6 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from memagent_integrations import files
 from memagent_integrations.backends.in_process import BatchBackend, ChatTokenizer, one_line
 from memagent_integrations.checks import check_number
 from memagent_integrations.errors import BackendClosed, BackendError, MemAgentError, MissingExtra, UsageError
@@ -44,11 +46,11 @@ _BFLOAT16 = {"amx_bf16", "avx512_bf16", "sve_bf16", "bf16", "svebf16"}
 class TransformersBackend(BatchBackend):
     """A model by its Hugging Face name, in a folder, or in a GGUF file, which is de-quantised.
 
-    `adapter` is a LoRA adapter in PEFT's form. `device` defaults to "cuda" if there is a CUDA device, else "cpu";
-    `dtype` to bfloat16 on a GPU and on a CPU that computes it in hardware, else float32; `window` to the value in the
-    model's config. Up to `batch_size` prompts are computed together. `chat_template_kwargs` go to the chat template,
-    other `options` to `AutoModelForCausalLM.from_pretrained` (revision, attn_implementation, device_map,
-    quantization_config).
+    `adapter` is a LoRA adapter, in PEFT's form or in a GGUF file. `device` defaults to "cuda" if there is a CUDA
+    device, else "cpu"; `dtype` to bfloat16 on a GPU and on a CPU that computes it in hardware, else float32; `window`
+    to the value in the model's config. Up to `batch_size` prompts are computed together. `chat_template_kwargs` go to
+    the chat template, other `options` to `AutoModelForCausalLM.from_pretrained` (revision, attn_implementation,
+    device_map, quantization_config).
 
     Decoding is greedy unless `temperature` says otherwise. Of the model's own generation settings only the end-of-text
     tokens are used: a repetition penalty, for one, would keep the model from copying its memory. With `seed`, the same
@@ -402,10 +404,16 @@ def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def _with_adapter(model: Any, adapter: str | Path) -> Any:
+    in_gguf = Path(adapter).suffix == ".gguf"
     try:
         from peft import PeftModel
+
+        gguf_adapter = importlib.import_module("memagent_integrations.backends.gguf_adapter") if in_gguf else None
     except ImportError as error:
-        raise MissingExtra.extra("peft", "transformers") from error
+        raise MissingExtra.extra(error.name or "peft", "transformers") from error
+    if gguf_adapter:
+        with ignore_peft_warning(), files.accessing("read", adapter):
+            return gguf_adapter.read(model, adapter)
     advice = "adapter has to be a folder or Hugging Face name of a LoRA adapter made for this model"
     with ignore_peft_warning(), _loading(str(adapter), advice):
         warnings.filterwarnings("error", "Found missing adapter keys")  # weights missing from it would stay random

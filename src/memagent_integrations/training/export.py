@@ -17,10 +17,10 @@ from peft import PeftModel
 from safetensors import SafetensorError
 
 from memagent_integrations import files, policies
+from memagent_integrations.backends import gguf_adapter
+from memagent_integrations.backends.gguf_adapter import ADAPTER
 from memagent_integrations.errors import UsageError
 from memagent_integrations.policies import Policy
-from memagent_integrations.training import gguf_adapter
-from memagent_integrations.training.gguf_adapter import ADAPTER
 
 _log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memagent_integrations.backends.transformers import ignore_peft_warning
 from memagent_integrations.errors import UsageError
+from memagent_integrations.training import lora as lora_layers
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Lora, Settings
 
@@ -51,6 +52,8 @@ def start(policy: Sampler, settings: Settings) -> None:
         policy.model = _with_adapter(policy.model, settings.lora)
     else:
         _train_all(policy.model, embeddings=settings.embeddings)
+    if isinstance(policy.model, PeftModel):
+        lora_layers.fuse(policy.model)
     if settings.gradient_checkpointing:
         _enable_checkpointing(policy.model)
     policy.model.eval()  # no dropout: the probabilities that learn have to be those of sampling

@@ -11,6 +11,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from typing import Any
 import pytest
 from helpers.keys_task import SETTINGS, TASK, Answers, answer_slowly, make, right, run
 
-from memagent_integrations import BackendError, Reading, ScriptedBackend, UsageError
+from memagent_integrations import BackendError, MemAgentError, Reading, ScriptedBackend, UsageError
+from memagent_integrations.backends.gate import Gate
 from memagent_integrations.evaluation import harness, plots, report
 from memagent_integrations.evaluation.baselines import make as make_reader
 from memagent_integrations.evaluation.diagnostics import FactTrace
 from memagent_integrations.evaluation.results import Result, Results, merged
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
-from memagent_integrations.records import NO_USAGE, Usage
+from memagent_integrations.records import NO_USAGE, Budgets, Prompt, Reply, Usage
 
 
 def test_every_sample_is_asked_once_and_scored(tmp_path: Path) -> None:
@@ -192,6 +194,44 @@ def test_samples_under_way_are_kept_when_a_run_ends(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "results.jsonl", readers, tasks=tasks, on_result=on_result, concurrency=4)
     assert [result.score for result in Results(tmp_path / "results.jsonl")] == [1.0] * 4
+
+
+class Together(ScriptedBackend):
+    """Note the size of each batch."""
+
+    batches: list[int]
+
+    def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
+        self.batches.append(len(prompts))
+        return super().complete_batch(prompts)
+
+
+def read_together(path: Path, **options: Any) -> tuple[Results, list[int]]:
+    """Let 8 samples be read, 4 at a time, by a backend that computes prompts together."""
+    backend = Together(lambda prompt: prompt.messages[0].content, batch_size=4, window=4096)
+    backend.batches = []
+    gate = Gate(8 - len(list(Results(path, SETTINGS))), 4)
+    reader = make_reader("cut", gate.gathered(backend), Budgets(output_tokens=500), None, None)
+    tasks = (replace(TASK, lengths=(100,)),)
+    return run(path, {"cut": reader}, samples=8, tasks=tasks, concurrency=4, gate=gate, **options), backend.batches
+
+
+def test_a_backend_that_computes_prompts_together_gets_those_of_several_samples(tmp_path: Path) -> None:
+    results, batches = read_together(tmp_path / "results.jsonl")
+    assert [result.score for result in results] == [1.0] * 8
+    assert (sum(batches), max(batches)) == (8, 4)
+
+
+def test_a_run_that_ends_waits_for_no_batch(tmp_path: Path) -> None:
+    def on_result(result: Result) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        read_together(tmp_path / "results.jsonl", on_result=on_result)
+    kept = len(list(Results(tmp_path / "results.jsonl")))
+    results, batches = read_together(tmp_path / "results.jsonl")
+    assert [result.score for result in results] == [1.0] * 8
+    assert 0 < kept == 8 - sum(batches)
 
 
 def test_a_mistake_in_one_sample_costs_none_of_the_others(tmp_path: Path) -> None:

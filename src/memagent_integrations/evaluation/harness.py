@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
+from memagent_integrations.backends.gate import Gate
 from memagent_integrations.checks import check_int
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.evaluation.baselines import Contestant
@@ -71,12 +73,14 @@ def evaluate(
     seed: int,
     count: Counter,
     concurrency: int = 1,
+    gate: Gate | None = None,
     on_result: OnResult | None = None,
 ) -> None:
     """Answer and score the jobs that have no result yet. `on_result` is called after a result has reached the disk.
 
     A reader that fails gives a result with `error`, which scores 0. However the run ends (Ctrl-C, an error of
-    `on_result`), the samples in progress are finished and kept.
+    `on_result`), the samples in progress are finished and kept. With a `gate`, for all jobs without a result, the calls
+    of those in progress are made together; when the run ends early, these are given up.
 
     Raises:
         UsageError: a setting is wrong, or another run is writing to the file.
@@ -87,9 +91,13 @@ def evaluate(
     stop, failures = threading.Event(), 0
 
     def run(job: Job) -> Result:
-        if stop.is_set():
-            raise CancelledError
-        return _result(job, contestants[job.reader], seed, count)
+        with gate.member() if gate else nullcontext():
+            if stop.is_set():
+                raise CancelledError
+            result = _result(job, contestants[job.reader], seed, count)
+            if gate and stop.is_set():  # its calls may have been given up
+                raise CancelledError
+            return result
 
     with results.writing(), ThreadPoolExecutor(concurrency, thread_name_prefix="memagent-eval") as pool:
         running: set[Future[Result]] = set()
@@ -111,6 +119,8 @@ def evaluate(
                         )
         finally:
             stop.set()
+            if gate:
+                gate.stop()
             for future in running:
                 if not future.exception():
                     results.add(future.result())

@@ -13,8 +13,8 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list, get_executor_for_config
 
+from memagent_integrations.backends.gate import Gate
 from memagent_integrations.errors import MemAgentError
-from memagent_integrations.langchain.gate import Gate
 from memagent_integrations.langchain.inputs import ReaderInput
 from memagent_integrations.langchain.settings import ReaderSettings
 

@@ -16,8 +16,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict, PrivateAttr
 
 from memagent_integrations.backends import Backend
+from memagent_integrations.backends.around import BackendAround
 from memagent_integrations.backends.base import digest
-from memagent_integrations.langchain.around import BackendAround
 from memagent_integrations.langchain.backend import ChatModelBackend
 from memagent_integrations.langchain.messages import usage_metadata
 from memagent_integrations.langchain.rendering import model_input

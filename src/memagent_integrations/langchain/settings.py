@@ -17,14 +17,14 @@ from langchain_core.runnables.config import ensure_config
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr, ValidationError, model_validator
 
-from memagent_integrations import files
+from memagent_integrations import files, policies
 from memagent_integrations.backends import KINDS, Backend, ScriptedBackend
+from memagent_integrations.backends.gate import Gate
 from memagent_integrations.calls import Limits
 from memagent_integrations.checks import Number, check_names, drop_none
 from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.langchain.backend import ChatModelBackend
-from memagent_integrations.langchain.gate import Gate
 from memagent_integrations.langchain.inputs import ReaderInput, elided_input
 from memagent_integrations.langchain.lazy import Lazy
 from memagent_integrations.langchain.models import resolved
@@ -143,7 +143,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
             if getattr(self, name) and all(isinstance(model, Backend) for model in models):
                 raise UsageError(f"{name} is for a LangChain model or a model given by name; a backend has its own")
         self._check_options("answer_model", "answer_options", self.answer_model, self.answer_options)
-        is_policy = isinstance(self.model, str) and self.model.startswith("policy:")
+        is_policy = policies.names_policy(self.model)
         # a policy's budgets are known once it is loaded
         known = {"prompts": self.prompts} if is_policy else self._settings
         self._templates(Reader(ScriptedBackend([]), **known).prompts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memagent_integrations.backends import Backend
+from memagent_integrations.backends.base import Backend
 
 
 class BackendAround(Backend):

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 
-from memagent_integrations.backends import Backend
+from memagent_integrations.backends.around import BackendAround
+from memagent_integrations.backends.base import Backend
 from memagent_integrations.errors import MemAgentError
-from memagent_integrations.langchain.around import BackendAround
 from memagent_integrations.records import Prompt, Reply
 
 

@@ -183,6 +183,14 @@ def test_a_recipe_that_cannot_be_is_refused_before_a_model_is_loaded(
         assert message in " ".join(refused.output.split())
 
 
+def test_demonstrations_go_on_with_an_adapter(model: Path, tmp_path: Path) -> None:
+    adapter = imitated(model, tmp_path)
+    more = train("sft", tmp_path / "recipe.toml", "--adapter", adapter, "--output", tmp_path / "more")
+    assert more.exit_code == 0, more.output
+    first, second = (read(tmp_path / name / "metrics.jsonl")[1]["loss"] for name in ("sft", "more"))
+    assert second < first
+
+
 def test_an_adapter_goes_on_being_trained_and_trackers_are_told_of_it(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

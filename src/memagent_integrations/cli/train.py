@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memagent_integrations import training
+from memagent_integrations import policies, training
 from memagent_integrations.checks import drop_none
 from memagent_integrations.cli import options, progress
 from memagent_integrations.cli.streams import show
@@ -125,7 +125,7 @@ def make_data(
     filters = sets.Filters(without_context=without_context, between=keep_between, tries=tries)
     with Reader(
         model,
-        prompts=None if model.startswith("policy:") else PromptSet.default(answer_format="boxed"),
+        prompts=None if policies.names_policy(model) else PromptSet.default(answer_format="boxed"),
         window=window,
         chunk_tokens=chunk_tokens,
         memory_tokens=memory_tokens,
@@ -151,6 +151,7 @@ def make_data(
 def imitate(
     recipe_file: _RecipeFile,
     output: _RunFolder,
+    adapter: _Adapter = None,
     model: _TrainedModel = None,
     tracker: _Trackers = None,
     data: options.DataDir = None,
@@ -163,7 +164,7 @@ def imitate(
     """
     given = training.Given(model=model, trackers=tuple(tracker or ()))
     recipe = training.recipe.Recipe.load(recipe_file, given, sft=True)
-    _train(recipe.sft_trainer(output, Data(data)), recipe, "demonstrations", quiet=quiet)
+    _train(recipe.sft_trainer(output, Data(data), adapter=adapter), recipe, "demonstrations", quiet=quiet)
 
 
 @train_app.command("run", short_help="Train a policy by the reward of its answers.")

@@ -76,7 +76,7 @@ class Recipe:
     """The settings of a whole training: its model, its questions, and how it learns.
 
     Args:
-        model: "transformers:NAME", with a folder or a GGUF file in place of the name, or an embedded model ("smollm2").
+        model: "transformers:NAME", with a folder or a GGUF file in place of the name, or "smollm2-raw".
         mixture: the file of the `Mixture` to train on, relative to the recipe.
         adapter: a LoRA adapter to start from, that of `sft`.
         layout: order of the blocks in the prompts.
@@ -197,10 +197,18 @@ class Recipe:
             _begin_trackers(accelerator, asdict(self.training))
         return trainer
 
-    def sft_trainer(self, folder: str | Path, data: Data, accelerator: Accelerator | None = None) -> SftTrainer:
+    def sft_trainer(
+        self,
+        folder: str | Path,
+        data: Data,
+        accelerator: Accelerator | None = None,
+        *,
+        adapter: str | Path | None = None,
+    ) -> SftTrainer:
         """Return the trainer on constructed readings, which resumes from what is in the folder.
 
-        The policy is prepared as the settings in `training` say; `adapter` and `server` are not used.
+        The policy is prepared as the settings in `training` say, or goes on with an `adapter`. The recipe's own, which
+        is that of a training by reward, and its `server` are not used.
 
         Raises:
             UsageError: as `trainer`, or a question of the mixture has no gold facts.
@@ -210,7 +218,7 @@ class Recipe:
         mixture.tasks(data)
         validation_tasks = self._validation_tasks(mixture, data)
         checkpoints.check(folder)
-        reader = replace(self, adapter=None, server=None).reader()
+        reader = replace(self, adapter=str(adapter) if adapter else None, server=None).reader()
         trainer = SftTrainer(
             reader,
             self._demonstrations(mixture, reader, data),

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
-    policy = Sampler(embedded.pull("smollm2"), dtype="float32")
+    policy = Sampler(embedded.pull("smollm2-raw"), dtype="float32")
     start(policy, Settings(lora=Lora(rank=16, alpha=32)))
     torch.manual_seed(0)
     for parameter in trainable(policy.model).values():  # a new adapter is all zeros and would do nothing

@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.manual_seed(0)
-    load = partial(Sampler, embedded.pull("smollm2"), device="cpu")
+    load = partial(Sampler, embedded.pull("smollm2-raw"), device="cpu")
     policies = {"package": load()} if args.alone else {"package": load(), "by hand": load()}
     rows = conversations(args.rows, len(policies["package"].tokenizer))
     makers = {"package": with_package, "by hand": by_hand}

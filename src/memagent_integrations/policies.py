@@ -1,4 +1,4 @@
-"""A policy: the settings that a trained reader needs, together in one directory.
+"""A policy: the settings that a trained reader needs, together in one directory. One ships with this package.
 
 `memagent.json` holds the model's name, the LoRA adapter, the prompts and the budgets. Its paths are relative to the
 directory, so that the directory can be moved and copied as a whole.
@@ -9,8 +9,10 @@ A directory that somebody sent can do no harm: nothing in it runs code or leads 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -23,6 +25,9 @@ from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets
 
 FILE = "memagent.json"
+SHIPPED: Mapping[str, Path] = MappingProxyType({"smollm2": Path(__file__).parent / "shipped" / "smollm2"})
+"""The directories of the policies in this package, by the names of models that mean them."""
+_PREFIX = "policy:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +35,8 @@ class Policy:
     """A model (as `load_backend` names it), an optional adapter, the prompts it was trained with, and its budgets.
 
     A model whose path begins with "./" lies in the policy's directory: "transformers:./model". `adapter` is a folder
-    with a LoRA adapter in PEFT's format; for llama.cpp, a GGUF file with the same name lies beside it.
+    with a LoRA adapter in PEFT's format, beside which a GGUF file with the same name lies for llama.cpp; or a GGUF
+    file alone, which transformers reads too.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -44,12 +50,14 @@ class Policy:
         """Return the path of the adapter in the format that a kind of backend reads; None if there is no adapter.
 
         Raises:
-            UsageError: there is no GGUF file for llama.cpp, or loading the adapter could run code.
+            UsageError: there is none in that format, or loading the adapter could run code.
         """
         if not self.adapter:
             return None
         file = Path(self.adapter)
-        if kind == "llamacpp":
+        if kind == "vllm" and file.suffix == ".gguf":
+            raise UsageError(f"vLLM reads adapters in PEFT's form, and this policy has {file.name} alone")
+        if kind == "llamacpp" or file.suffix == ".gguf":
             file = file if file.suffix == ".gguf" else Path(f"{self.adapter}.gguf")
             if not file.is_file():
                 advice = (
@@ -64,6 +72,20 @@ class Policy:
 
 _ADAPTER = TypeAdapter(Policy)
 _LOADED = ("transformers", "vllm")
+
+
+def names_policy(model: object) -> bool:
+    """Return whether a model is given as a policy: "policy:DIR", or a name of `SHIPPED`."""
+    return isinstance(model, str) and (model in SHIPPED or model.startswith(_PREFIX))
+
+
+def load_named(model: str, *, base: object = None) -> Policy:
+    """Return the policy that a model's name means; `base` is a model that the caller names in place of the policy's.
+
+    Raises:
+        UsageError: as of `load`.
+    """
+    return load(SHIPPED.get(model) or model.removeprefix(_PREFIX), model=base)
 
 
 def load(directory: str | Path, *, model: object = None) -> Policy:

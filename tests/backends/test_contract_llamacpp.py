@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[Backend]:
-    with load_backend("smollm2") as loaded:
+    with load_backend("smollm2-raw") as loaded:
         yield loaded
 
 
@@ -30,12 +30,12 @@ class TestLlamaCpp(BackendContract):
 
 @pytest.mark.real
 def test_closing_waits_for_the_call_in_flight_and_holds_up_nobody() -> None:
-    backend = load_backend("smollm2", window=512)
+    backend = load_backend("smollm2-raw", window=512)
     replies: list[Any] = []
     pieces = backend.stream(ask("Count from one to one hundred in words.", max_tokens=60))
     replies.append(next(pieces))
     backend.close()
-    with pytest.raises(BackendError, match="smollm2 is closed"):
+    with pytest.raises(BackendError, match="smollm2-raw is closed"):
         backend.complete(ask("hello"))
     replies.extend(pieces)
     assert "".join(replies[:-1]) == replies[-1].text
@@ -48,7 +48,7 @@ def test_the_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with load_backend("smollm2", window=512) as backend:
+    with load_backend("smollm2-raw", window=512) as backend:
         assert backend.complete(ask("Name three colours.")).text
 
 
@@ -58,7 +58,7 @@ def test_the_interpreter_ends_while_a_daemon_thread_waits_for_a_reply() -> None:
 import threading
 from memagent_integrations import load_backend
 from memagent_integrations.records import Message, Prompt
-backend = load_backend("smollm2", window=1024)
+backend = load_backend("smollm2-raw", window=1024)
 messages = (Message(role="user", content="Tell a long story. " * 100),)
 prompt = Prompt(index=0, phase="answer", messages=messages, max_tokens=100)
 request, sent = backend._request, threading.Event()

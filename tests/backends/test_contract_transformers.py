@@ -24,7 +24,7 @@ Load = Callable[..., TransformersBackend]
 
 @pytest.fixture(scope="session")
 def gguf() -> Path:
-    return embedded.pull("smollm2")
+    return embedded.pull("smollm2-raw")
 
 
 @pytest.fixture(scope="module")

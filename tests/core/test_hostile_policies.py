@@ -187,7 +187,7 @@ def test_what_does_no_harm_is_loaded(tmp_path: Path) -> None:
     policy = policies.load(folder)
     assert policy.model == f"transformers:{folder / 'model'}"
     assert policy.adapter_for("transformers") == policy.adapter_for("vllm") == str(folder / "adapter")
-    assert policies.load(sent(tmp_path / "other", POLICY | {"model": "smollm2"}, {})).model == "smollm2"
+    assert policies.load(sent(tmp_path / "other", POLICY | {"model": "smollm2-raw"}, {})).model == "smollm2-raw"
 
 
 def test_a_model_of_the_hub_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,8 @@ def test_what_the_caller_names_is_taken(tmp_path: Path) -> None:
     options = ("--base-model", "openai:m", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "approximate")
     done = run("read", "-q", "Who?", "document.txt", "--model", f"policy:{folder}", *options, "--plan")
     assert (done.exit_code, "chunks: 1" in done.stdout) == (0, True)
-    assert "--base-model is the model for a policy" in run("read", "-q", "Who?", "document.txt", *options).stderr
+    refused = run("read", "-q", "Who?", "document.txt", "--model", "openai:n", *options)
+    assert "--base-model is the model for a policy" in refused.stderr
 
 
 def test_a_policy_of_ones_own_names_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,9 +54,9 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     "a GGUF file": (settings(model="llamacpp:evil/model.gguf", backend={}), "--model"),
     "a share": (settings(model="llamacpp:\\\\evil\\share\\model.gguf", backend={}), "--model"),
     "a policy": (settings(model="policy:evil", backend={}), "model='policy:evil'"),
-    "an embedded model to fetch": (settings(model="smollm2", backend={}), "model='smollm2'"),
+    "an embedded model to fetch": (settings(model="smollm2-raw", backend={}), "model='smollm2-raw'"),
     "an adapter": (settings(model="openai:m", backend={"adapter": "evil"}), "'adapter': 'evil'"),
-    "an embedded model's adapter": (settings(model="smollm2", backend={"adapter": "evil/a.gguf"}), "'adapter'"),
+    "an embedded model's adapter": (settings(model="smollm2-raw", backend={"adapter": "evil/a.gguf"}), "'adapter'"),
     "a server": (settings(backend={"base_url": EVIL}), "--base-url"),
     "a server on the net": (settings(backend={"base_url": "https://evil.example/v1"}), "'base_url': 'https://evil"),
     "a server that looks right": (

@@ -925,6 +925,6 @@ def test_an_embedded_model_brings_budgets_that_suit_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         "memagent_integrations.reader.loading.load_backend", lambda name, **options: ScriptedBackend(notes)
     )
-    assert Reader("smollm2").budgets == Budgets(memory_tokens=256, output_tokens=256)
-    assert Reader("smollm2", memory_tokens=500).budgets.memory_tokens == 500
+    assert Reader("smollm2-raw").budgets == Budgets(memory_tokens=256, output_tokens=256)
+    assert Reader("smollm2-raw", memory_tokens=500).budgets.memory_tokens == 500
     assert Reader("openai:x").budgets == Budgets()

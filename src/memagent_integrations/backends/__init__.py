@@ -30,12 +30,13 @@ def load_backend(spec: str, **options: Any) -> Backend:
 
     `spec` is "openai:MODEL" (any OpenAI-compatible endpoint), "llamacpp:FILE.gguf", "transformers:NAME", "vllm:NAME",
     "policy:DIR" (the model and adapter that its `memagent.json` names; `Reader` takes the prompts and budgets too. One
-    that somebody sent has no code loaded and nothing fetched), or
-    the name of an embedded model ("smollm2", fetched at first use). `options` go to the backend's class.
+    that somebody sent has no code loaded and nothing fetched), "smollm2" (the policy in this package), or the name of
+    an embedded model ("smollm2-raw", fetched at first use; also as "transformers:smollm2-raw"). `options` go to the
+    backend's class.
 
     The option `model` loads a policy's adapter on the same weights in another backend:
-    `load_backend("policy:DIR", model="vllm:NAME")`. An endpoint already serves the adapter, under a name of its own:
-    "openai:THAT_NAME".
+    `load_backend("policy:DIR", model="vllm:NAME")`, `load_backend("smollm2", model="transformers:smollm2-raw")`. An
+    endpoint already serves the adapter, under a name of its own: "openai:THAT_NAME".
 
     Raises:
         UsageError: the name or an option is unknown.
@@ -45,12 +46,14 @@ def load_backend(spec: str, **options: Any) -> Backend:
     kind, _, name = spec.partition(":")
     if spec in embedded.EMBEDDED:
         return _load_embedded(spec, options)
-    if kind == "policy" and name:
-        return _load_policy(policies.load(name, model=options.get("model")), options)
+    if policies.names_policy(spec):
+        return _load_policy(policies.load_named(spec, base=options.get("model")), options)
     if kind in _KINDS and name:
-        return _make(kind, name, options)
-    known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *embedded.EMBEDDED])
-    meant = get_close_matches(spec, embedded.EMBEDDED, 1)
+        embedded_here = name in embedded.EMBEDDED and kind in ("llamacpp", "transformers")
+        return _make(kind, embedded.pull(name) if embedded_here else name, options)
+    names = (*policies.SHIPPED, *embedded.EMBEDDED)
+    known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *names])
+    meant = get_close_matches(spec, names, 1)
     hint = f"did you mean {meant[0]}? There are" if meant else "use one of"
     raise UsageError(
         f"unknown model {spec!r}; {hint} {known}, or in MemAgentReader provider:NAME of LangChain's init_chat_model"
@@ -68,7 +71,7 @@ def _load_embedded(name: str, options: dict[str, Any]) -> Backend:
 def _load_policy(policy: policies.Policy, options: dict[str, Any]) -> Backend:
     """Load a policy's model, or another with the same weights, with the adapter in the form that this backend reads."""
     model = options.pop("model", policy.model)
-    if not isinstance(model, str) or model.startswith("policy:"):
+    if not isinstance(model, str) or policies.names_policy(model):
         raise UsageError(f"model has to be the name of a model that has the weights of {policy.model}, not {model!r}")
     kind = "llamacpp" if model in embedded.EMBEDDED else model.partition(":")[0]
     served = kind == "openai" and model != policy.model

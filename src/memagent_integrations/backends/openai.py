@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import openai
 
 from memagent_integrations.backends import connections
-from memagent_integrations.backends.access import access, ahide_query, hide_query
+from memagent_integrations.backends.access import access
 from memagent_integrations.backends.base import Backend, digest
 from memagent_integrations.backends.completions import CompletionBuilder, StreamBuilder, int_or_none
 from memagent_integrations.backends.failures import translated
@@ -85,7 +85,7 @@ class OpenAIBackend(Backend):
         self._settings: dict[str, Any] = {"timeout": timeout, "max_retries": 0}
         base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
         self._settings |= access(model, api_key, base_url)
-        self._client = openai.OpenAI(**self._settings, **self._http(openai.DefaultHttpxClient, hide_query))
+        self._client = openai.OpenAI(**self._settings, **self._http(openai.DefaultHttpxClient))
         connections.limit(self._client._client)
         address = urlsplit(str(self._client.base_url))
         self._address = address.geturl()
@@ -171,11 +171,8 @@ class OpenAIBackend(Backend):
         if idle:
             await asyncio.to_thread(self._free)
 
-    def _http(self, client: Callable[..., Any], hook: Callable[[Any], Any]) -> dict[str, Any]:
-        """Return the HTTP client to use in place of the SDK's own, if there has to be one."""
-        if self._proxies and not self._settings["default_query"]:
-            return {}
-        return {"http_client": client(trust_env=self._proxies, event_hooks={"request": [hook]})}
+    def _http(self, client: Callable[..., Any]) -> dict[str, Any]:
+        return {} if self._proxies else {"http_client": client(trust_env=False)}
 
     def _free(self) -> None:
         """Free what calls need, after the last of them."""
@@ -262,8 +259,7 @@ class OpenAIBackend(Backend):
         This is a generator because `asyncio.run` closes every async generator at its end, and so the connections.
         """
         slots = asyncio.Semaphore(self.concurrency)
-        http = self._http(openai.DefaultAsyncHttpxClient, ahide_query)
-        async with openai.AsyncOpenAI(**self._settings, **http) as client:
+        async with openai.AsyncOpenAI(**self._settings, **self._http(openai.DefaultAsyncHttpxClient)) as client:
             connections.limit(client._client)
             while True:
                 yield client, slots

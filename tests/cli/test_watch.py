@@ -314,10 +314,10 @@ def test_many_recorded_steps_take_no_time() -> None:
 
 SCRIPT = """
 import sys
-from rich.console import Console
+from memagent_integrations.cli.streams import console
 from memagent_integrations.cli.watch import WatchedReading
 from helpers.readings import LONG_MEMORY, PLAN, make_step
-with WatchedReading(Console(stderr=True), "loading scripted", question="Who?") as progress:
+with WatchedReading(console(), "loading scripted", question="Who?") as progress:
     progress.begin(PLAN)
     progress.step(make_step(LONG_MEMORY.replace("line 40", "verse 40"), LONG_MEMORY))
     sys.stdin.readline()

@@ -298,7 +298,8 @@ def test_reads_many_documents_side_by_side(load: Load, tmp_path: Path) -> None:
     folder = make_model(tmp_path / "wide")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
-    reader = Reader(load(folder, batch_size=4), chunk_tokens=120, memory_tokens=24, output_tokens=24)
+    sizes = {"chunk_tokens": 120, "memory_tokens": 24, "output_tokens": 24}
+    reader = Reader(load(folder, batch_size=4), on_lost_section="skip", **sizes)  # what it writes may be nothing
     jobs = [("Who?", "the memory of the reader. " * n) for n in (3, 20, 9)]
     many = reader.read_many(jobs)
     assert [reading.answer for reading in many] == [reader.read(*job).answer for job in jobs]

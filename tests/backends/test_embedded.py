@@ -375,15 +375,14 @@ def test_load_backend_pulls(server: Loopback) -> None:
     assert embedded.pulled("tiny")
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_the_command_line_pulls(server: Loopback, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    if terminal:
-        monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
+@pytest.mark.parametrize("color", ["", "1"])
+def test_the_command_line_pulls(server: Loopback, monkeypatch: pytest.MonkeyPatch, color: str) -> None:
+    monkeypatch.setenv("FORCE_COLOR", color)  # makes no terminal of what is none
     done = CliRunner().invoke(app, ["models", "pull", "tiny"])
     assert (done.exit_code, done.stdout) == (0, f"{embedded.path('tiny')}\n")
     assert embedded.path("tiny").read_bytes() == CONTENT
-    assert ("\x1b" in done.stderr) == terminal
-    assert "fetching tiny" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stderr)
+    assert "\x1b" not in done.stderr
+    assert "fetching tiny" in done.stderr
     assert str(embedded.path("tiny")) in CliRunner().invoke(app, ["models", "list"]).stdout
 
 

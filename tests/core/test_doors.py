@@ -27,10 +27,12 @@ ROOT = Path(memagent_integrations.__file__).parent
 DOORS = ("langchain", "llama_index")
 # What an integration may import, by module: the facade, and what it only passes on. None: all names.
 CORE: dict[str, set[str] | None] = {
-    "": {"files"},
+    "": {"files", "policies"},
     "backends": None,
+    "backends.around": None,
     "backends.base": None,
     "backends.failures": None,
+    "backends.gate": None,
     "backends.replies": None,
     "calls": {"Limits"},
     "checks": None,
@@ -49,7 +51,9 @@ CORE: dict[str, set[str] | None] = {
     "reader.running": {"AsyncProgress", "Progress"},
     "reader.unanswered": {"Unanswered"},
     "records": None,
+    "redaction": None,
     "sanitize": {"harmless"},
+    "scopes": {"in_thread"},
     "tokens": {"Counter", "counter_of", "cut", "estimated", "load_counter"},
 }
 READING = {"memorize", "amemorize", "answer", "aanswer", "read", "aread"}

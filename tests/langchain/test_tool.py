@@ -282,7 +282,7 @@ async def test_no_text_costs_nothing(documents: Sequence[Document]) -> None:
 
 
 async def test_no_notes_give_no_document() -> None:
-    compressor = MemAgentDocumentCompressor(reader(lambda _: ""))
+    compressor = MemAgentDocumentCompressor(reader(lambda _: "NO CHANGE"))
     assert compressor.compress_documents(PAGES, "q") == await compressor.acompress_documents(PAGES, "q") == []
 
 

@@ -94,7 +94,7 @@ def by_key(reading: Any, question: Any) -> float:
 class Letters(Task):
     """The score of an answer is its length, which differs between answers of an untrained model."""
 
-    def score(self, answer: str, sample: Sample) -> float:
+    def score(self, answer: str, sample: Sample, *, reply: str | None = None) -> float:
         return len(answer) / 10
 
 

@@ -220,7 +220,7 @@ def test_of_equal_scores_the_later_policy_is_kept(model: Path, tmp_path: Path) -
     """A policy that answers nothing right, before and after, is the trained one."""
 
     class Never(Task):
-        def score(self, answer: str, sample: Sample) -> float:
+        def score(self, answer: str, sample: Sample, *, reply: str | None = None) -> float:
             return 0.0
 
     never = Never(name="never", metric="em", make=TASK.make, unit=None)

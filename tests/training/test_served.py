@@ -74,7 +74,7 @@ class Server:
         }
 
     def _load_lora_adapter(self, body: dict[str, Any]) -> Response:
-        self.adapters[body["lora_name"]] = Sampler(self.model, adapter=body["lora_path"], device="cpu")
+        self.adapters[body["lora_name"]] = Sampler(self.model, adapter=body["lora_path"], device="cpu", dtype="float32")
         return Response(body=f"Success: LoRA adapter '{body['lora_name']}' added successfully.".encode())
 
     def _unload_lora_adapter(self, body: dict[str, Any]) -> Response:
@@ -125,7 +125,7 @@ def loopback(server: Server) -> Iterator[Loopback]:
 
 @pytest.fixture
 def policy(model: Path, loopback: Loopback) -> Iterator[ServedSampler]:
-    with ServedSampler(model, base_url=f"{loopback.url}/v1", device="cpu") as sampler:
+    with ServedSampler(model, base_url=f"{loopback.url}/v1", device="cpu", dtype="float32") as sampler:
         yield sampler
 
 
@@ -182,7 +182,9 @@ def test_each_version_writes_under_a_name_of_its_own(
 ) -> None:
     prompts = [ask(f"question k{key} section none memory none new", 6) for key in range(4)]
     names, texts = [], []
-    with ServedSampler(model, base_url=f"{loopback.url}/v1", folder=tmp_path / "versions", device="cpu") as policy:
+    with ServedSampler(
+        model, base_url=f"{loopback.url}/v1", folder=tmp_path / "versions", device="cpu", dtype="float32"
+    ) as policy:
         for seed in (1, 2):
             adapted(policy, seed)
             names.append(policy.publish())
@@ -191,7 +193,7 @@ def test_each_version_writes_under_a_name_of_its_own(
             )
             with policy.greedy():
                 replies = policy.complete_batch(prompts)
-            here = adapted(Sampler(model, device="cpu"), seed)
+            here = adapted(Sampler(model, device="cpu", dtype="float32"), seed)
             with here.greedy():
                 assert [reply.output_ids for reply in replies] == [
                     reply.output_ids for reply in here.complete_batch(prompts)
@@ -209,7 +211,7 @@ def test_each_version_writes_under_a_name_of_its_own(
 
 
 def test_a_training_learns_from_what_a_server_writes(model: Path, loopback: Loopback, tmp_path: Path) -> None:
-    with ServedSampler(model, base_url=f"{loopback.url}/v1", device="cpu") as policy:
+    with ServedSampler(model, base_url=f"{loopback.url}/v1", device="cpu", dtype="float32") as policy:
         training = Trainer(
             reader(policy), draw, Settings(**SMALL), tmp_path, validation={"carry": [draw(99, 0)]}, reward=echo
         )
@@ -230,7 +232,7 @@ def test_a_training_learns_from_what_a_server_writes(model: Path, loopback: Loop
 def one_batch(pipe: Any, rank: int, model: Path, url: str, folder: Path) -> None:
     """Do one batch together with another process."""
     accelerator = join(rank, folder / "meeting")
-    with ServedSampler(model, base_url=url, device="cpu") as policy:
+    with ServedSampler(model, base_url=url, device="cpu", dtype="float32") as policy:
         settings = Settings(**SMALL)
         metrics = Trainer(reader(policy), draw, settings, folder / "run", reward=echo, accelerator=accelerator).batch()
     pipe.send((metrics["failed"], metrics["gap"]))
@@ -367,7 +369,7 @@ def test_calls_that_fail_are_made_again(policy: ServedSampler, server: Server) -
 
 def test_a_server_that_is_gone(model: Path, server: Server) -> None:
     with Loopback(server) as running:
-        policy = ServedSampler(model, base_url=f"{running.url}/v1", device="cpu")
+        policy = ServedSampler(model, base_url=f"{running.url}/v1", device="cpu", dtype="float32")
         adapted(policy).publish()
     with policy:
         with pytest.raises(BackendError, match=f"vLLM at {running.url}/v1/? failed") as caught:
@@ -390,7 +392,9 @@ def test_a_server_that_is_no_vllm(model: Path) -> None:
 def test_a_folder_that_cannot_be_written(model: Path, loopback: Loopback, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with (
-        ServedSampler(model, base_url=f"{loopback.url}/v1", folder=tmp_path / "file", device="cpu") as policy,
+        ServedSampler(
+            model, base_url=f"{loopback.url}/v1", folder=tmp_path / "file", device="cpu", dtype="float32"
+        ) as policy,
         pytest.raises(UsageError, match="file"),
     ):
         adapted(policy).publish()

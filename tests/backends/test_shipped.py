@@ -13,7 +13,7 @@ from memagent_integrations.backends import embedded
 from memagent_integrations.reader import loading
 
 FOLDER = policies.SHIPPED["smollm2"]
-QUESTION = "What is the code of the north gate?"
+QUESTION = "What is the special magic number for north-gate that the text mentions?"
 
 
 def document(*, sections: int = 6) -> str:
@@ -21,7 +21,7 @@ def document(*, sections: int = 6) -> str:
     dice = random.Random(1)
     words = ["rain", "wall", "road", "hill", "field", "house", "river", "stone", "bridge", "garden", "market", "tower"]
     lines = [f"The {dice.choice(words)} lies near the {dice.choice(words)}." for _ in range(40 * sections)]
-    lines[60] = "The code of the north gate is 7319."
+    lines[60] = "One of the special magic numbers for north-gate is: 7319245."
     return " ".join(lines)
 
 
@@ -61,7 +61,7 @@ def test_it_notes_what_is_asked_for_and_leaves_the_rest(reading_backend: Backend
     policy = policies.load(FOLDER)
     reader = Reader(reading_backend, prompts=policy.prompts, **vars(policy.budgets))
     reading = reader.read(QUESTION, document())
-    assert "7319" in (reading.answer or "")
-    assert "7319" in reading.memory
+    assert "7319245" in (reading.answer or "")
+    assert "7319245" in reading.memory
     outcomes = [step.outcome for step in reading.steps if step.phase == "memory"]
     assert outcomes.count("unchanged") >= len(outcomes) / 2

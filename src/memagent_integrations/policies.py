@@ -55,10 +55,11 @@ class Policy:
         if not self.adapter:
             return None
         file = Path(self.adapter)
-        if kind == "vllm" and file.suffix == ".gguf":
-            raise UsageError(f"vLLM reads adapters in PEFT's form, and this policy has {file.name} alone")
-        if kind == "llamacpp" or file.suffix == ".gguf":
-            file = file if file.suffix == ".gguf" else Path(f"{self.adapter}.gguf")
+        if kind == "llamacpp" and file.suffix != ".gguf":
+            file = Path(f"{self.adapter}.gguf")
+        if file.suffix == ".gguf":
+            if kind == "vllm":
+                raise UsageError(f"vLLM reads adapters in PEFT's form, and this policy has {file.name} alone")
             if not file.is_file():
                 advice = (
                     "name another backend that has the same weights: model='transformers:NAME' or model='vllm:NAME'"

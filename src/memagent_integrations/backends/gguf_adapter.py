@@ -84,18 +84,19 @@ def read(model: Any, file: str | Path) -> PeftModel:
     except (LookupError, TypeError, ValueError) as error:  # of a GGUFReader of any other content
         raise UsageError(f"{file} is no GGUF file with a LoRA adapter") from error
     names = _names(model, architecture)
-    layers = {layer: names.get_name(layer) for layer, _ in model.named_modules()}
-    layers = {layer: name for layer, name in layers.items() if f"{name}.weight.lora_a" in matrices}
+    named = ((layer, names.get_name(layer)) for layer, _ in model.named_modules())
+    layers = {layer: name for layer, name in named if name and f"{name}.weight.lora_a" in matrices}
     if made_for != MODEL_ARCH_NAMES[architecture] or not layers or len(matrices) != 2 * len(layers):
         raise UsageError(f"{file} is an adapter of another model: its layers are not those of this one")
     ranks = {layer: len(matrices[f"{name}.weight.lora_a"]) for layer, name in layers.items()}
-    config = LoraConfig(r=max(ranks.values()), lora_alpha=alpha, target_modules=list(layers), rank_pattern=ranks)  # type: ignore[arg-type]
+    shape: dict[str, Any] = {"r": max(ranks.values()), "rank_pattern": ranks, "lora_alpha": alpha}
+    config = LoraConfig(target_modules=list(layers), **shape)
     adapted: PeftModel = get_peft_model(model, config, autocast_adapter_dtype=False)
     heads = _heads(model, architecture)
     modules = dict(adapted.get_base_model().named_modules())
     for layer, name in layers.items():
         lora_b = matrices[f"{name}.weight.lora_b"]
-        if count := heads.get(str(name).rpartition(".")[2]):
+        if count := heads.get(name.rpartition(".")[2]):
             lora_b = torch.from_numpy(_unpair_rows(lora_b.numpy(), count))
         try:
             _fill(modules[layer].lora_A[ADAPTER], matrices[f"{name}.weight.lora_a"])

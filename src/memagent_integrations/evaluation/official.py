@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memagent_integrations.errors import UsageError
 
@@ -111,8 +111,13 @@ def longbench_f1(answer: str, golds: Sequence[str]) -> float:
     0.0 where nothing is left of the answer or the gold. Source: LongBench (arXiv:2308.14508), qa_f1_score of metrics.py
     and the largest over all golds of eval.py.
     """
-    said = Counter(squad_normalised(answer).split())
-    return max(_overlap(said, Counter(squad_normalised(gold).split())) for gold in checked(golds))
+    return word_f1(answer, golds, squad_normalised)
+
+
+def word_f1(answer: str, golds: Sequence[str], normalised: Callable[[str], str]) -> float:
+    """Return the harmonic mean of the words' precision and recall, for the best of the golds."""
+    said = Counter(normalised(answer).split())
+    return max(_overlap(said, Counter(normalised(gold).split())) for gold in checked(golds))
 
 
 def checked(golds: Sequence[str]) -> Sequence[str]:

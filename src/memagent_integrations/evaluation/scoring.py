@@ -8,7 +8,6 @@ metric that equals it is in `official`.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -20,6 +19,7 @@ from memagent_integrations.evaluation.official import (
     memagent_sub_em,
     squad_normalised,
     verl_boxed_em,
+    word_f1,
 )
 from memagent_integrations.prompts import last_boxed
 
@@ -58,8 +58,7 @@ def f1(answer: str, golds: Sequence[str]) -> float:
 
     Source: SQuAD (arXiv:1606.05250), section 6.1.
     """
-    answer_words = Counter(normalise(answer).split())
-    return max(_overlap(answer_words, Counter(normalise(gold).split())) for gold in checked(golds))
+    return word_f1(answer, golds, normalise)
 
 
 def qa_f1(answer: str, golds: Sequence[str]) -> float:
@@ -141,7 +140,3 @@ OF_REPLIES = frozenset({"memagent_sub_em", "memagent_boxed_sub_em", "verl_boxed_
 """The metrics that take the model's unprocessed reply, with what the answer is extracted from."""
 SKIP_EMPTY = frozenset({"memagent_sub_em", "memagent_boxed_sub_em"})
 """The metrics whose published code leaves samples without an answer, failed ones included, out of the mean."""
-
-
-def _overlap(answer_words: Counter[str], gold_words: Counter[str]) -> float:
-    return 2 * (answer_words & gold_words).total() / (answer_words.total() + gold_words.total())

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from memagent_integrations.backends import Backend
+from memagent_integrations.backends.around import BackendAround
 from memagent_integrations.errors import (
     BackendError,
     ContextOverflow,
@@ -65,24 +66,13 @@ class Contestant(Protocol):
         """Answer a sample. Failures of the model or the reader are outcomes; mistakes of the caller are raised."""
 
 
-class Meter(Backend):
+class Meter(BackendAround):
     """A backend that passes calls on to another one, adds up calls, tokens and seconds, and keeps the last reply."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.name, self.window, self.template_tokens = backend.name, backend.window, backend.template_tokens
-        self.max_retries = backend.max_retries
+        self._stand_for(backend)
         self.calls, self.usage, self.seconds = 0, NO_USAGE, 0.0
         self.reply: str | None = None
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Return the identity of the wrapped backend."""
-        return self._backend.identity
-
-    def count(self, text: str) -> int:
-        """Count with the wrapped backend."""
-        return self._backend.count(text)
 
     def complete(self, prompt: Prompt) -> Reply:
         """Complete with the wrapped backend, and record what the call took."""

@@ -15,6 +15,7 @@ from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.references import Reference, references
 from memagent_integrations.evaluation.samples import Sample, Task
+from memagent_integrations.evaluation.tasks.settings import in_pieces
 from memagent_integrations.files import check_regular
 from memagent_integrations.tokens import Counter
 
@@ -44,7 +45,6 @@ _SETS = {
 }
 NAMES = tuple(_SETS)
 PREFIX = "jsonl:"
-_PIECE = 1 << 16  # characters
 
 
 def load(name: str, data: Data) -> Task:
@@ -74,7 +74,7 @@ def _task(name: str, rows: Sequence[Reference], request: str = "") -> Task:
 
         def document() -> Iterator[str]:
             text = rows[index].context  # read again, so that a sample does not hold it
-            yield from (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+            yield from in_pieces(text)
 
         return Sample(
             id=f"{name}/{seed}/{number}",

@@ -20,11 +20,11 @@ from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.published import PARAGRAPHS, RULER_HQA
 from memagent_integrations.evaluation.rows import Row, pairs, string, strings
 from memagent_integrations.evaluation.samples import Sample, Task
+from memagent_integrations.evaluation.tasks.settings import in_pieces
 from memagent_integrations.tokens import Counter
 
 NAMES = (RULER_HQA,)
 _QUESTIONS = 128
-_PIECE = 1 << 16  # characters
 _FOLDER = "hotpotqa"  # of the data set on the hub, and of the data folder
 
 
@@ -53,8 +53,7 @@ def load(name: str, data: Data) -> Task:
         def document() -> Iterator[str]:
             context = row["context"]
             if isinstance(context, str):
-                context = context.strip()
-                yield from (context[start : start + _PIECE] for start in range(0, len(context), _PIECE))
+                yield from in_pieces(context.strip())
                 return
             for position, index in enumerate(context, start=1):
                 if not 0 <= index < len(paragraphs()):

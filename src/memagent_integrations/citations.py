@@ -21,7 +21,9 @@ _CERTAIN = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Citation:
-    """A statement of the final memory, and a place that it rests on: characters of the document `document_id`.
+    """A statement of the final memory (or of the answer, if it was looked up), and a place that it rests on.
+
+    The place is the characters `start` to `end` of the document `document_id`.
 
     `page` is the page, if the document's metadata names one. `step` is the number of the step that read the place.
     """

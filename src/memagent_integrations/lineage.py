@@ -103,6 +103,16 @@ class Lineage:
         self._family = _Family(self.statements)
 
 
+def looked_up(steps: Sequence[Step]) -> dict[str, tuple[Origin, ...]]:
+    """Return the statements of an answer that the memory does not explain, with their places in what was looked up."""
+    return {
+        text: tuple(_origin(step.index, passage) for passage in found)
+        for step in steps
+        if step.phase == "answer"
+        for text, found in _by_statement(step.passages or ()).items()
+    }
+
+
 class _Family:
     """The statements before a change, and which of them a new one continues."""
 

@@ -34,6 +34,7 @@ def reading_loop(
     answer_model: str | None = None,
     output: Output | None = None,
     check_answer: Callable[[Prompt], None] | None = None,
+    look_up: Callable[[], Chunk | None] = lambda: None,
     memory: str = "",
     first: int = 0,
     answering: bool = True,
@@ -57,6 +58,7 @@ def reading_loop(
         answer_model: the name of the model that answers, if it is another.
         output: what the answer has to be; None: a text.
         check_answer: called with the prompt for the answer before it is yielded; raises what is wrong with it.
+        look_up: called before the answer; returns the passages to show beside the memory, if there are any.
         memory: the memory to start from.
         first: the number of the first step.
         answering: whether to answer; else the reading ends with the last chunk, its answer empty.
@@ -84,11 +86,13 @@ def reading_loop(
             raise EmptyDocument
         answer = ""
         if answering:
-            messages = prompts.answer_messages(question=question, memory=memory)
+            found = look_up()
+            messages = prompts.answer_messages(question=question, memory=memory, passages=found.text if found else "")
             prompt = _prompt("answer", messages, budgets, first, steps, output)
             if check_answer:
                 check_answer(prompt)
-            step = yield from _asked(prompt, partial(_answered, prompt, memory, prompts), empty_retries)
+            answered = partial(_answered, prompt, memory, found, prompts=prompts, lineage=lineage)
+            step = yield from _asked(prompt, answered, empty_retries)
             steps.append(step)
             answer = _answer_in(step.reply, prompts, output)
     except MemAgentError as error:
@@ -140,7 +144,10 @@ def _asked(prompt: Prompt, made: Callable[[Reply], Step], retries: int) -> Gener
     return step
 
 
-def _answered(prompt: Prompt, memory: str, prompts: PromptSet, reply: Reply) -> Step:
+def _answered(
+    prompt: Prompt, memory: str, found: Chunk | None, reply: Reply, *, prompts: PromptSet, lineage: Lineage
+) -> Step:
+    """Return the step that the reply to the prompt for the answer makes; `found` was looked up for it."""
     answer = prompts.parse_answer(reply.text, structured=prompt.schema is not None)
     return Step(
         index=prompt.index,
@@ -151,6 +158,8 @@ def _answered(prompt: Prompt, memory: str, prompts: PromptSet, reply: Reply) -> 
         reply=reply,
         outcome="answered" if answer else "kept",
         cut=reply.finish_reason == "length",
+        passages=lineage.find(answer, found.text) if found else None,
+        lookup=found.span if found else None,
     )
 
 

@@ -16,7 +16,7 @@ from memagent_integrations.changes import marked
 from memagent_integrations.checks import Number, check_int, drop_none
 from memagent_integrations.citations import Citation, cite
 from memagent_integrations.errors import MemAgentError, UsageError
-from memagent_integrations.lineage import Lineage, Origin
+from memagent_integrations.lineage import Lineage, Origin, looked_up
 from memagent_integrations.passages import Passage
 from memagent_integrations.sanitize import encodable, visible
 
@@ -191,7 +191,8 @@ class Step:
     of the text was lost, because the reply reached the output limit or the memory its budget.
 
     `passages` are the places in the chunk that new statements of the memory came from; None where nobody looked for
-    them, as in a journal of an older version.
+    them, as in a journal of an older version. `lookup` is where the text lies that was looked up for an answer; its
+    `passages` are the places in that text.
     """
 
     index: int
@@ -203,6 +204,7 @@ class Step:
     outcome: Outcome
     cut: bool
     passages: tuple[Passage, ...] | None = None
+    lookup: Span | None = None
 
     def __post_init__(self) -> None:
         if self.passages is not None:
@@ -318,13 +320,14 @@ class Reading:
 
     @cached_property
     def citations(self) -> tuple[Citation, ...]:
-        """The places in the documents that the statements of the final memory rest on.
+        """The places in the documents that the statements of the final memory rest on, and those of a looked-up answer.
 
         Those of the statements that share most with the answer, and then with the question, come first. What was in the
         memory before the reading, what a person wrote, and what no text says, has no place.
         """
-        spans = {step.index: step.span for step in self.steps if step.span}
-        return tuple(cite(self.origins, spans, self.question, self.answer))
+        spans = {step.index: span for step in self.steps if (span := step.span or step.lookup)}
+        origins = self.origins | looked_up(self.steps)
+        return tuple(cite(origins, spans, self.question, self.answer))
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Return the reading as JSON, for `from_json`, with citations and warnings. A lone surrogate becomes U+FFFD."""

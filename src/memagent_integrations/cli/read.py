@@ -66,6 +66,12 @@ _OverlapTokens = Annotated[
     int | None, typer.Option(metavar="N", help="Tokens that a chunk repeats of the one before [0].", show_default=False)
 ]
 _Layout = Annotated[Layout | None, typer.Option(help="Order of the blocks in a prompt.", show_default=False)]
+_Lookup = Annotated[
+    int,
+    typer.Option(
+        metavar="K", help="Show the K best passages beside the memory for the answer [0].", show_default=False
+    ),
+]
 _Stream = Annotated[bool, typer.Option("--stream", help="Write the answer as the model gives it.")]
 _Citations = Annotated[bool, typer.Option("--citations", help="Write the places that the answer rests on behind it.")]
 _Json = Annotated[bool, typer.Option("--json", help="Write the whole reading as JSON in place of the answer.")]
@@ -162,6 +168,7 @@ def read(
     call_timeout: options.CallTimeout = None,
     run_timeout: options.RunTimeout = None,
     on_lost_section: options.LostSection = None,
+    lookup: _Lookup = 0,
     plan: _Plan = False,
     watch: _Watch = False,
     quiet: options.Quiet = False,
@@ -187,6 +194,7 @@ def read(
         overlap_tokens=overlap_tokens,
         limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
         on_lost_section=on_lost_section or "error",
+        lookup=lookup,
         backend_options=drop_none(
             model=options.base_of(model, base_model),
             window=window,

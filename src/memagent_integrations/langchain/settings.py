@@ -38,7 +38,10 @@ from memagent_integrations.records import Budgets, Layout, OnLostSection
 from memagent_integrations.redaction import cause_without, saved, secrets_in, shown, without_secrets
 from memagent_integrations.tokens import Counter
 
-_SETTINGS = (*(field.name for field in fields(Budgets)), "layout", "prompts", "window", "output", "on_lost_section")
+_SETTINGS = (
+    *(field.name for field in fields(Budgets)),
+    *("layout", "prompts", "window", "output", "on_lost_section", "lookup"),
+)
 _OPTIONS = ("backend_options", "answer_options")
 RUN = ConfigurableFieldSpec(
     id="memagent_run", annotation=str, name="Run", description="The name of the reading in the journal", default=None
@@ -118,6 +121,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     answer_options: dict[str, Any] | None = None
     output: Annotated[type[Any] | dict[str, Any] | None, PlainValidator(_checked_output)] = None
     on_lost_section: OnLostSection = "error"
+    lookup: Number[int] = 0
     trace_inputs: Literal["elided", "full", "none"] = "elided"
     # a field, so that `configurable_fields` passes it on
     loaded: Lazy = Field(default_factory=Lazy, exclude=True, repr=False)

@@ -46,6 +46,7 @@ class ReaderSettings(TypedDict, total=False):
     backend_options: Mapping[str, Any] | None
     answer_options: Mapping[str, Any] | None
     on_lost_section: OnLostSection
+    lookup: int
 
 
 def reader_over(

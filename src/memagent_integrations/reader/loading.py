@@ -32,6 +32,7 @@ def load_setup(
     answer_options: Mapping[str, Any] | None = None,
     output: type[Any] | Mapping[str, Any] | None = None,
     on_lost_section: OnLostSection = "error",
+    lookup: int = 0,
     **budgets: int | None,
 ) -> Setup:
     """Return the setup for the arguments of `Reader`, with the prompts and budgets that a policy or a model brings.
@@ -61,6 +62,7 @@ def load_setup(
         prompts=prompts or PromptSet.default(layout=layout or "section-first"),
         model=Model(backend=_loaded(model, backend_options), calls=Calls(limits), window=window),
         on_lost_section=on_lost_section,
+        lookup=lookup,
     )
     same_options = not answer_options or answer_options == backend_options
     if answer_model is not None and not (answer_model == model and same_options):

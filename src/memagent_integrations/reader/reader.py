@@ -55,6 +55,8 @@ class Reader(BaseReader):
         on_lost_section: what to do when the model wrote no memory for a section, however often it was asked
             (`Limits.empty_retries`): end with `NoMemory` ("error"), or go on with the old memory ("skip"), which
             `Reading.lost_sections` and `Reading.warnings` tell.
+        lookup: how many passages of the document to show beside the memory when it answers: those that match the
+            question best (BM25), 0 by default. `Step.lookup` of the answer tells where they are.
 
     Raises:
         UsageError: a setting is wrong, or the model's name is unknown.
@@ -81,6 +83,7 @@ class Reader(BaseReader):
         answer_options: Mapping[str, Any] | None = None,
         output: type[Any] | Mapping[str, Any] | None = None,
         on_lost_section: OnLostSection = "error",
+        lookup: int = 0,
     ) -> None:
         setup = load_setup(
             model,
@@ -93,6 +96,7 @@ class Reader(BaseReader):
             answer_options=answer_options,
             output=output,
             on_lost_section=on_lost_section,
+            lookup=lookup,
             chunk_tokens=chunk_tokens,
             memory_tokens=memory_tokens,
             question_tokens=question_tokens,
@@ -335,6 +339,7 @@ class Reader(BaseReader):
         layout: Layout | None = None,
         window: int | None = None,
         on_lost_section: OnLostSection | None = None,
+        lookup: int | None = None,
         limits: Limits | None = None,
         **budgets: int | None,
     ) -> Self:
@@ -366,7 +371,7 @@ class Reader(BaseReader):
             model=model,
             answer_model=answer_model if answer_model and answer_model.backend is not model.backend else None,
             budgets=replace(self.budgets, **drop_none(**budgets)),
-            **drop_none(prompts=prompts, on_lost_section=on_lost_section),
+            **drop_none(prompts=prompts, on_lost_section=on_lost_section, lookup=lookup),
         )
         return reader
 

@@ -113,6 +113,7 @@ def arguments_of_run(journal: Journal, run: str, given: Given, given_answer: Giv
         "backend_options": options,
         "output": settings.get("output"),
         "prompts": journal.prompts(run),
+        "lookup": settings.get("lookup", 0),
         **settings["budgets"],
     }
     if "answer_model" not in settings:

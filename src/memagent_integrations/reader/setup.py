@@ -6,14 +6,16 @@ import json
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, get_args
 
-from memagent_integrations.checks import check_question
+from memagent_integrations.checks import check_int, check_question
 from memagent_integrations.chunking import Chunker, achunks, chunks
 from memagent_integrations.documents import apieces, is_async, pieces
 from memagent_integrations.drivers import AsyncChunks
 from memagent_integrations.errors import ContextOverflow, EmptyDocument, MemAgentError, QuestionError, UsageError
 from memagent_integrations.journal import NamedMemory, settings_of
+from memagent_integrations.lookup import BETWEEN_TOKENS, LEAST_PASSAGE_TOKENS, PASSAGE_TOKENS, PassageIndex
 from memagent_integrations.loop import Turns, reading_loop
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
@@ -30,7 +32,8 @@ class Setup:
     """The model that notes, the one that answers if it is another, the prompts and their sizes, and what an answer is.
 
     Raises:
-        UsageError: the model that answers cannot keep to `output`, or `on_lost_section` is unknown.
+        UsageError: the model that answers cannot keep to `output`, `on_lost_section` is unknown, or `lookup` is no
+            number of passages.
     """
 
     model: Model
@@ -39,8 +42,10 @@ class Setup:
     budgets: Budgets
     output: Output | None = None
     on_lost_section: OnLostSection = "error"
+    lookup: int = 0
 
     def __post_init__(self) -> None:
+        check_int(least=0, lookup=self.lookup)
         if self.on_lost_section not in get_args(OnLostSection):
             raise UsageError(f'on_lost_section has to be "error" or "skip", not {self.on_lost_section!r}')
         backend = self.model_for("answer").backend
@@ -96,7 +101,13 @@ class Setup:
                 "shorten it or raise question_tokens"
             )
         self._check_phase("memory", tokens, budgets.chunk_tokens)
-        self._check_phase("answer", self.count(question, "answer") if self.answer_model else tokens, 0)
+        in_answer = self.count(question, "answer") if self.answer_model else tokens
+        self._check_phase("answer", in_answer, 0)
+        if self.lookup and (most := self._passage_tokens(in_answer)) < LEAST_PASSAGE_TOKENS:
+            raise ContextOverflow(
+                f"lookup={self.lookup} leaves {max(most, 0)} tokens for a passage in the window of the answer, and "
+                f"{LEAST_PASSAGE_TOKENS} are the least; look up fewer, or {_NO_ROOM}"
+            )
         return tokens
 
     def _check_phase(self, phase: Phase, question: int, chunk: int) -> None:
@@ -185,6 +196,19 @@ class Setup:
 
     def loop(self, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
         """Return the reading loop over these chunks; `part` are more arguments of `reading_loop`."""
+        if not self.lookup or source is None:
+            return self._loop(question, source, **part)
+        return self._looking_up(question, source, **part)
+
+    def _looking_up(self, question: str, source: Iterable[Chunk], **part: Any) -> Turns:
+        """Return the loop with its chunks in an index, from which passages are taken for the answer."""
+        count = partial(self.count, phase="answer")
+        size = cache(lambda: self._passage_tokens(count(question)))
+        with PassageIndex(size, count) as index:
+            look_up = partial(index.best, question, self.lookup)
+            return (yield from self._loop(question, index.indexed(source), look_up=look_up, **part))
+
+    def _loop(self, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
         return reading_loop(
             question,
             source,
@@ -211,6 +235,7 @@ class Setup:
             memory=memory,
             answer=(self.answer_model.backend.name, self.answer_model.backend.identity) if self.answer_model else None,
             schema=self.output.schema if self.output else None,
+            lookup=self.lookup,
         )
 
     def plan(self, question: str, source: Iterable[Chunk]) -> Plan:
@@ -231,7 +256,7 @@ class Setup:
             chunks=number,
             calls=number + 1,
             document_tokens=size,
-            prompt_tokens=number * update + size * self._sections + self._prompt_tokens("answer", answer_question, 0),
+            prompt_tokens=number * update + size * self._sections + self._answer_tokens(answer_question),
             completion_tokens=number * self.budgets.output("memory") + self.budgets.output("answer"),
         )
 
@@ -279,12 +304,22 @@ class Setup:
         """How often a prompt shows its section."""
         return self.prompts.text("memory").count("{section}")
 
-    def _prompt_tokens(self, phase: Phase, question: int, section: int) -> int:
-        """Return the most tokens that a prompt of this phase has, given the tokens of question and section."""
-        model = self.model_for(phase)
-        size = self.prompts.size(
-            phase, model.count_template, question=question, memory=self.budgets.memory_tokens, section=section
-        )
+    def _passage_tokens(self, question: int) -> int:
+        """Return the most tokens of a passage that is looked up: the window of the answer is shared out."""
+        room = self.model_for("answer").resolve_window() - self.budgets.output("answer")
+        room -= self._prompt_tokens("answer", question, 0, passages=1)
+        return min(PASSAGE_TOKENS, room // self.lookup - BETWEEN_TOKENS)
+
+    def _answer_tokens(self, question: int) -> int:
+        """Return the most tokens that the prompt for the answer has."""
+        passages = self.lookup * (self._passage_tokens(question) + BETWEEN_TOKENS) if self.lookup else 0
+        return self._prompt_tokens("answer", question, 0, passages)
+
+    def _prompt_tokens(self, phase: Phase, question: int, section: int, passages: int = 0) -> int:
+        """Return the most tokens that a prompt of this phase has, given the tokens of what it shows."""
+        model, memory = self.model_for(phase), self.budgets.memory_tokens
+        parts = {"question": question, "memory": memory, "section": section, "passages": passages}
+        size = self.prompts.size(phase, model.count_template, **parts)
         schema = self._schema_tokens(model) if phase == "answer" else 0
         return size + schema + model.backend.template_tokens * len(self.prompts.messages(phase))
 

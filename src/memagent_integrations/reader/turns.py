@@ -43,7 +43,16 @@ def turns_of_reading(
 
 
 def turns_of_part(setup: Setup, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
-    """Return the loop of a part: updates of the memory, or without a source the answer."""
+    """Return the loop of a part: updates of the memory, or without a source the answer.
+
+    Raises:
+        UsageError: the setup looks passages up, which takes the whole reading.
+    """
+    if setup.lookup:
+        raise UsageError(
+            "lookup takes the whole reading (read, stream, begin, read_many): a reading in parts does not keep the "
+            "text that it has read; leave lookup out"
+        )
     return _watched(setup, setup.loop(question, source, answering=source is None, **part))
 
 

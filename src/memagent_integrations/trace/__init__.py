@@ -68,7 +68,8 @@ def _places(reading: Reading) -> dict[str, list[list[Any]]]:
     """Return the statements of the final memory, each with its places: step, document, page, start and end."""
     places: dict[str, list[list[Any]]] = {text: [] for text in reading.origins}
     for place in reading.citations:
-        places[place.statement].append([place.step, place.document_id, place.page, place.start, place.end])
+        if place.statement in places:  # not of an answer that was looked up
+            places[place.statement].append([place.step, place.document_id, place.page, place.start, place.end])
     return places
 
 

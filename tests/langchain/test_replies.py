@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_openai import ChatOpenAI
 from pydantic import Field
 
-from memagent_integrations import BackendError, UsageError
+from memagent_integrations import BackendError, MemAgentError, UsageError
 from memagent_integrations.langchain import ChatModelBackend
 from memagent_integrations.records import Message, Prompt
 
@@ -285,6 +287,25 @@ ODD: dict[str, Any] = {
 async def test_an_answer_that_cannot_be_read_is_a_failure_of_the_server(kind: str, how: str) -> None:
     with pytest.raises(BackendError):
         await call(reader(Answering(answer=ODD[kind])), how)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda key: AIMessage.model_validate({"content": "seven", "tool_calls": key}),
+        lambda key: (_ for _ in ()).throw(TypeError(f"got an unexpected keyword argument {key!r}")),
+    ],
+    ids=["an odd message", "an argument"],
+)
+def test_a_key_never_shows_in_what_cannot_be_read(answer: Callable[[str], Any]) -> None:
+    class Keyed(Answering):
+        api_key: str = "sword" + "fish-0123456789"
+
+    model = Keyed()
+    model.answer = lambda: answer(model.api_key)
+    with pytest.raises(MemAgentError) as caught:
+        ChatModelBackend(model, tokenizer=count).complete(PROMPT)
+    assert "swordfish-" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("how", WAYS)

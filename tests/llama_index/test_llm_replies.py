@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from helpers.integrations import Chatting, Completing, OpenAI
 from helpers.loopback import Loopback, Response, chat, completion
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
 
-from memagent_integrations import BackendError, MemAgentQueryEngine, Reader, UsageError
+from memagent_integrations import BackendError, MemAgentError, MemAgentQueryEngine, Reader, UsageError
 from memagent_integrations.llama_index import LLMBackend
 from memagent_integrations.records import Reply, Usage
 
@@ -167,6 +168,27 @@ def test_an_answer_that_cannot_be_read_is_a_failure_of_the_model(answer: Callabl
         Reader(LLMBackend(Chatting(answer=answer)), **SIZES).read("q", "text")
     with pytest.raises(BackendError):
         list(LLMBackend(Chatting(answer=answer)).stream(prompt()))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda key: {}[key],
+        lambda key: {}[f"{'x' * 290}{key}"],
+        lambda key: ChatResponse.model_validate({"message": {"role": key}}),
+        lambda key: (_ for _ in ()).throw(ValueError(f"Response has no candidates, but {key}")),
+        lambda key: (_ for _ in ()).throw(TypeError(f"got an unexpected keyword argument {key!r}")),
+    ],
+)
+def test_a_key_never_shows_in_what_cannot_be_read(answer: Callable[[str], Any]) -> None:
+    class Keyed(Chatting):
+        api_key: str = "sword" + "fish-0123456789"
+
+    llm = Keyed()
+    llm.answer = lambda: answer(llm.api_key)
+    with pytest.raises(MemAgentError) as caught:
+        LLMBackend(llm).complete(prompt())
+    assert "swordfish-" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("raw", [None, {"choices": [{}]}, {"choices": "none"}, {"usage": 7}, "text", 7, object()])

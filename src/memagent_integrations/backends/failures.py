@@ -108,21 +108,34 @@ def is_withheld(error: Exception) -> bool:
 
 @contextmanager
 def translated(name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
-    """Raise what the block raises as `from_exception` translates it.
+    """Raise what the block raises as `from_exception` translates it, `redacted`.
 
     The original error is the cause, unless its traceback shows one of the `secrets`.
     """
+    with redacted(secrets):
+        try:
+            yield
+        except (MemAgentError, CancelledError):
+            raise
+        except Exception as error:
+            if isinstance(error.__cause__, MemAgentError | CancelledError):  # raised below an SDK, which wraps all
+                raise error.__cause__ from None
+            failure = from_exception(error, name, secrets=secrets)
+            if failure is None:
+                raise
+            raise failure from cause_without(error, secrets)
+
+
+@contextmanager
+def redacted(secrets: Iterable[str]) -> Iterator[None]:
+    """Raise this package's errors without the secrets; one that shows them in its traceback too, without its cause."""
     try:
         yield
-    except (MemAgentError, CancelledError):
-        raise
-    except Exception as error:
-        if isinstance(error.__cause__, MemAgentError | CancelledError):  # raised below an SDK, which wraps everything
-            raise error.__cause__ from None
-        failure = from_exception(error, name, secrets=secrets)
-        if failure is None:
+    except MemAgentError as error:
+        if cause_without(error, secrets):
             raise
-        raise failure from cause_without(error, secrets)
+        error.args = tuple(without_secrets(each, secrets) if isinstance(each, str) else each for each in error.args)
+        raise error from None
 
 
 def _is_bug(error: Exception, status: int | None) -> bool:

@@ -19,7 +19,7 @@ from memagent_integrations.backends import connections
 from memagent_integrations.backends.access import access
 from memagent_integrations.backends.base import Backend, digest
 from memagent_integrations.backends.completions import CompletionBuilder, StreamBuilder, int_or_none
-from memagent_integrations.backends.failures import translated
+from memagent_integrations.backends.failures import redacted, translated
 from memagent_integrations.backends.replies import unusable_answer
 from memagent_integrations.backends.schemas import response_format
 from memagent_integrations.checks import check_int, check_number, drop_none
@@ -239,11 +239,12 @@ class OpenAIBackend(Backend):
     def _errors(self) -> Iterator[None]:
         """Translate what the SDK raises in the block. What it cannot read, it meets with errors of many classes."""
         name = f"{self.model} at {self._address}"
-        try:
-            with translated(name, secrets=self._secrets):
-                yield
-        except _UNREADABLE as error:
-            raise unusable_answer(error, name) from error
+        with redacted(self._secrets):
+            try:
+                with translated(name, secrets=self._secrets):
+                    yield
+            except _UNREADABLE as error:
+                raise unusable_answer(error, name, self._secrets) from error
 
     async def _async_client(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         loop = asyncio.get_running_loop()  # a connection belongs to the event loop that opened it

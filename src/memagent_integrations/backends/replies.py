@@ -10,6 +10,7 @@ from typing import Any
 from memagent_integrations.backends.failures import is_withheld, translated
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.records import Reply, Usage
+from memagent_integrations.redaction import without_secrets
 
 _FINISH_REASONS = {
     name: reason
@@ -117,7 +118,7 @@ def refused_argument(error: Exception, name: str) -> UsageError | None:
     return UsageError(f"{name} does not take what it was passed: {error}; {advice}")
 
 
-def unusable_answer(error: Exception, name: str) -> BackendError:
+def unusable_answer(error: Exception, name: str, secrets: Iterable[str]) -> BackendError:
     """Return the failure for an answer of the model `name` that its client could not read."""
-    what = f"{type(error).__name__}: {error}"[:300]
+    what = without_secrets(f"{type(error).__name__}: {error}", secrets)[:300]
     return BackendError(f"{name} sent no usable answer: {what}", retryable=True)

@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.ai import UsageMetadata, add_usage
 from pydantic import BaseModel, ValidationError
 
+from memagent_integrations.backends.failures import redacted
 from memagent_integrations.backends.replies import (
     REASON_FIELDS,
     ReplyBuilder,
@@ -42,15 +43,16 @@ class MessageReply(ReplyBuilder):
     @contextmanager
     def call(self, name: str, *, secrets: Iterable[str] = ()) -> Iterator[None]:
         """Make a call in the block; see `ReplyBuilder.call`. An answer that LangChain cannot read is a failure too."""
-        try:
-            with super().call(name, secrets=secrets):
-                yield
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            if refusal := refused_argument(error, name):
-                raise refusal from error
-            if _is_about_the_answer(error):
-                raise unusable_answer(error, name) from error
-            raise
+        with redacted(secrets):
+            try:
+                with super().call(name, secrets=secrets):
+                    yield
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                if refusal := refused_argument(error, name):
+                    raise refusal from error
+                if _is_about_the_answer(error):
+                    raise unusable_answer(error, name, secrets) from error
+                raise
 
     def add(self, part: Any) -> str:
         """Add a message, a chunk of one, or a text; with a schema what a structured call gave. Return its text.

@@ -47,7 +47,7 @@ class LLMReply(ReplyBuilder):
             except (AttributeError, LookupError, TypeError, ValueError) as error:
                 if self._output and self.finish_reason in ("length", "content_filter"):
                     self.note("")  # what was cut, or withheld, is no object
-                elif failure := self._failure(error, name):
+                elif failure := self._failure(error, name, secrets):
                     raise failure from error
                 else:
                     raise
@@ -59,7 +59,7 @@ class LLMReply(ReplyBuilder):
                 self.finish_reason = reason
                 self.note("")
 
-    def _failure(self, error: Exception, name: str) -> Exception | None:
+    def _failure(self, error: Exception, name: str, secrets: Iterable[str]) -> Exception | None:
         """Return the failure that the error stands for if it is about the answer; else somebody's code has a mistake.
 
         An empty list of choices is an IndexError in most integrations, an absent field a KeyError or about None.
@@ -70,7 +70,7 @@ class LLMReply(ReplyBuilder):
         if refusal := refused_argument(error, name):
             return refusal
         if isinstance(error, LookupError) or "NoneType" in str(error) or "no candidates" in str(error):
-            return unusable_answer(error, name)
+            return unusable_answer(error, name, secrets)
         # LlamaIndex raises such a ValueError when there was no JSON, or no tool call
         if self._output and (type(error) is ValueError or str(error).startswith("StructuredLLM expected")):
             return UnfitAnswer(f"what it said is no {self._output.__name__}: {error}")

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parents[1]
+PROJECT = ROOT / "pyproject.toml"
+LOWEST = ROOT / "scripts" / "lowest.txt"
 DIRECTORY = ROOT / ".venv-test"
 # Installed first and alone: several packages ask for torch, and each of them would take the newest build for CUDA.
 TORCH = "torch==2.13.0"
@@ -27,20 +29,32 @@ def python_of(directory: Path) -> Path:
     return directory / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def is_made(directory: Path) -> bool:
-    """Return whether the environment is there and made for this pyproject.toml."""
+def is_made(directory: Path, *made_for: Path) -> bool:
+    """Return whether the environment is there and made for this pyproject.toml (and for these files)."""
     stamp = directory / "made-for"
-    return stamp.is_file() and stamp.read_text() == _mark()
+    return stamp.is_file() and stamp.read_text() == _mark(*made_for)
 
 
 def make(directory: Path) -> None:
     """Make the environment that has all that the tests need; one that is there is replaced."""
-    venv.create(directory, with_pip=True, clear=True)
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
-    pip = [python_of(directory), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run(*pip, TORCH)
-    run(*pip, "--editable", f"{ROOT}[all]", *groups["test"], *groups["docs"])
+    install = create(directory)
+    groups = _groups()
+    run(*install, TORCH)
+    run(*install, "--editable", f"{ROOT}[all]", *groups["test"], *groups["docs"])
     (directory / "made-for").write_text(_mark())
+
+
+def make_lowest(directory: Path) -> None:
+    """Make the environment of the oldest dependencies, without torch; one that is there is replaced."""
+    install = create(directory)
+    run(*install, "--editable", f"{ROOT}[langchain,llama-index]", "tokenizers", *_groups()["test"], "-c", LOWEST)
+    (directory / "made-for").write_text(_mark(LOWEST))
+
+
+def create(directory: Path) -> tuple[object, ...]:
+    """Create an empty environment, also where there is one; return the command that installs into it."""
+    venv.create(directory, with_pip=True, clear=True)
+    return python_of(directory), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"
 
 
 def run(*command: object, env: Mapping[str, str] = MappingProxyType({}), capture: bool = False) -> str:
@@ -58,5 +72,11 @@ def run(*command: object, env: Mapping[str, str] = MappingProxyType({}), capture
     return done.stdout or ""
 
 
-def _mark() -> str:
-    return hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+def _groups() -> dict[str, list[str]]:
+    """Return the dependency groups of the project."""
+    groups: dict[str, list[str]] = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["dependency-groups"]
+    return groups
+
+
+def _mark(*files: Path) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in (PROJECT, *files))).hexdigest()

@@ -429,6 +429,23 @@ def test_stopped(
     assert (len(reading.steps), reading.memory, str(reading.error)) == (1, "Nothing of the gate yet.", message)
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["from memagent_integrations.cli import app", "runpy.run_module('memagent_integrations', run_name='__main__')"],
+)
+def test_interrupted_while_it_is_imported(command: str) -> None:
+    hook = """
+import runpy, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+"""
+    done = subprocess.run([sys.executable, "-c", hook + command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "memagent: interrupted\n")
+
+
 def test_the_reader_of_the_output_goes_away(server: Loopback, document: Path) -> None:
     running = process("read", "-q", QUESTION, document, *at(server), *CHUNKED, "--quiet")
     assert running.stdout

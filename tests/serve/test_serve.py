@@ -7,7 +7,7 @@ import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,38 @@ def test_a_request_that_does_not_end_is_given_up(
         connection.sendall(f"{head}Content-Length: 2\r\n\r\n{{".encode())
         assert connection.recv(99).startswith(b"HTTP/1.1 408")
     assert client.get("/api/runs").json() == []
+
+
+@pytest.mark.parametrize("whole", [0, 1])
+@pytest.mark.parametrize("begun", ["", "GET /api/runs HTTP/1.1\r\nHost: "])
+def test_a_connection_without_a_whole_head_is_closed(
+    server: Server, monkeypatch: pytest.MonkeyPatch, whole: int, begun: str
+) -> None:
+    """The first on it, and one after a request that was answered."""
+    monkeypatch.setattr("memagent_integrations.serve.app._MOST_SECONDS", 0.1)
+    host = server.address.removeprefix("http://")
+    with socket.create_connection(("127.0.0.1", int(host.partition(":")[2])), timeout=PATIENCE) as connection:
+        for _ in range(whole):
+            connection.sendall(f"GET /api/runs HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += connection.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 401")
+        connection.sendall(begun.encode())
+        with suppress(ConnectionError):
+            assert connection.recv(1 << 16) == b""
+
+
+def test_a_connection_whose_client_does_not_read_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers to more requests than the system's buffers hold."""
+    monkeypatch.setattr("memagent_integrations.serve.app._MOST_SECONDS", 0.1)
+    host = server.address.removeprefix("http://")
+    whole = f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", int(host.partition(":")[2])), timeout=PATIENCE) as connection:
+        with suppress(ConnectionError):
+            for _ in range(1000):
+                connection.sendall(whole)
+        until(lambda: not server._server.server_state.connections)
 
 
 def test_a_run_is_followed_paused_and_goes_on(read: Callable[..., Any], client: httpx.Client, model: HeldModel) -> None:

@@ -32,6 +32,7 @@ try:
     from starlette.responses import HTMLResponse, Response
     from starlette.routing import Route
     from starlette.types import ASGIApp, Receive, Scope, Send
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as missing:
     raise MissingExtra.extra("starlette or uvicorn", "serve") from missing
 
@@ -69,7 +70,13 @@ class Server:
         self.token = secrets.token_urlsafe(24)
         app = application(journal, BackgroundReadings(journal, resume), token=self.token, port=port)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=2
+            app,
+            http=_Connection,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=2,
         )
         self._server = uvicorn.Server(config)
 
@@ -104,6 +111,37 @@ def application(journal: Journal, readings: BackgroundReadings, *, token: str, p
         middleware=[Middleware(_Guard, token=token, port=port)],
         exception_handlers={MemAgentError: _refuse, HTTPException: _refuse},
     )
+
+
+class _Connection(H11Protocol):
+    """A connection that is broken off when no request comes, or none is taken: uvicorn limits pauses between two only.
+
+    Each request has `_MOST_SECONDS`, and the head of the next one as long again.
+    """
+
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._start()
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:  # another request has begun
+            self._start()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _start(self) -> None:
+        self._stop()
+        self._limit = self.loop.call_later(2 * _MOST_SECONDS, self.transport.abort)
+
+    def _stop(self) -> None:
+        if self._limit:
+            self._limit.cancel()
 
 
 class _Api:

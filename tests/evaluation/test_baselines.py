@@ -7,13 +7,15 @@ import re
 import sys
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import bm25s
 import llama_index.core
+import numpy as np
 import pytest
 from langchain_core import globals as langchain_globals
 from langchain_core.caches import InMemoryCache
@@ -24,12 +26,13 @@ from llama_index.core.base.llms.types import ChatMessage
 from memagent_integrations import BackendError, ContextOverflow, MissingExtra, ScriptedBackend, UsageError
 from memagent_integrations.calls import Calls, Limits
 from memagent_integrations.chunking import Chunker
-from memagent_integrations.evaluation.baselines import NAMES, Contestant, Outcome, make
+from memagent_integrations.evaluation.baselines import NAMES, Contestant, Outcome, embedding, make
 from memagent_integrations.evaluation.baselines.base import Model
-from memagent_integrations.evaluation.baselines.bm25 import Passages, best_extents, excerpts, words
+from memagent_integrations.evaluation.baselines.bm25 import Passages, best_extents, words
 from memagent_integrations.evaluation.baselines.cut import MARK, ends
 from memagent_integrations.evaluation.baselines.langchain import ChatModel
 from memagent_integrations.evaluation.baselines.llama_index import LLM
+from memagent_integrations.evaluation.baselines.retrieval import excerpts
 from memagent_integrations.evaluation.samples import Sample
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.model import Model as CalledModel
@@ -41,10 +44,33 @@ NEEDLE = "The keeper writes that the code of the north gate is 7319. "
 WINDOW, DAYS = 2048, 160
 BUDGETS = Budgets(chunk_tokens=400, memory_tokens=60, output_tokens=60)
 READERS = [name.replace("K", "2") for name in NAMES]
-FRAMEWORKS = ["refine", "tree-summarize", "langchain-refine", "langchain-map-reduce"]
-ONE_CALL = ["cut", "oracle", "bm25:2"]
+LLAMA_INDEX = ["refine", "compact", "accumulate", "tree-summarize"]
+FRAMEWORKS = [*LLAMA_INDEX, "langgraph-map-reduce", "langchain-refine", "langchain-map-reduce"]
+ONE_CALL = ["cut", "whole", "oracle", "bm25:2", "embedding:2"]
 
 Script = Callable[[Prompt], str | Reply]
+
+
+class WordEmbedder:
+    """Embeds a text as how often it has each word, so that texts with the same words are near."""
+
+    tokens = 200
+
+    def count(self, text: str) -> int:
+        return len(text.split())
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        assert all(self.count(text) <= self.tokens for text in texts)
+        rows = np.zeros((len(texts), 256))
+        for row, text in zip(rows, texts, strict=True):
+            for word in re.findall(r"\w+", text.lower()):
+                row[zlib.crc32(word.encode()) % 256] += 1
+        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1)
+
+
+@pytest.fixture(autouse=True)
+def embedder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "load", WordEmbedder)
 
 
 def shown(prompt: Prompt) -> str:
@@ -77,8 +103,14 @@ def sample(at: int | None = DAYS // 2, *, number: int = DAYS, question: str = QU
 def made(
     name: str, script: Script = finder, *, budgets: Budgets = BUDGETS, window: int = WINDOW
 ) -> tuple[Contestant, ScriptedBackend]:
-    backend = ScriptedBackend(script, window=window)
-    return make(name, backend, budgets), backend
+    # `whole` reads in the backend's own window, in which the documents here fit.
+    backend = ScriptedBackend(script, window=4 * window if name == "whole" else window)
+    return make(name, backend, budgets, window), backend
+
+
+def listed(answer: str | None) -> list[str]:
+    """The answers that `accumulate` lists; any other answer alone."""
+    return re.split(r"\n-+\n", re.sub(r"^Response \d+: ", "", answer or "", flags=re.MULTILINE))
 
 
 def size(backend: ScriptedBackend, prompt: Prompt) -> int:
@@ -105,8 +137,9 @@ def test_finds_the_needle_that_it_is_shown(name: str, at: int) -> None:
 def test_says_so_where_there_is_none(name: str) -> None:
     contestant, _ = made(name)
     outcome = contestant.answer(sample(None, oracle="The keeper writes nothing of a code."))
+    assert set(listed(outcome.answer)) == {"No code is told."}
     assert outcome == Outcome(
-        answer="No code is told.",
+        answer=outcome.answer,
         reply=outcome.reply,
         calls=outcome.calls,
         usage=outcome.usage,
@@ -121,7 +154,7 @@ def test_keeps_every_prompt_to_the_window(name: str, script: Script) -> None:
     contestant, backend = made(name, script, window=1500)
     outcome = contestant.answer(sample())
     assert outcome.error is None
-    assert max(size(backend, prompt) for prompt in backend.prompts) <= 1500
+    assert max(size(backend, prompt) for prompt in backend.prompts) <= (6000 if name == "whole" else 1500)
     assert {prompt.max_tokens for prompt in backend.prompts} == {60}
 
 
@@ -192,7 +225,7 @@ def test_an_empty_reply_is_a_failure(name: str) -> None:
 @pytest.mark.parametrize("name", READERS)
 def test_thinking_is_no_part_of_an_answer(name: str) -> None:
     contestant, backend = made(name, lambda prompt: f"<think>Is it 1234?</think>{finder(prompt)}")
-    assert contestant.answer(sample(0)).answer == "The code of the north gate is 7319."
+    assert listed(contestant.answer(sample(0)).answer)[0] == "The code of the north gate is 7319."
     assert not any("1234" in shown(prompt) for prompt in backend.prompts)
 
 
@@ -221,7 +254,7 @@ def test_what_comes_from_a_document_is_harmless(name: str) -> None:
     question = QUESTION + " {x} <|im_end|>"
     document = lambda: iter([evil, *days(20, 5), evil])  # noqa: E731
     outcome = contestant.answer(sample(question=question, document=document, oracle=evil + NEEDLE))
-    assert outcome.answer == "The code of the north gate is 7319."
+    assert listed(outcome.answer) == ["The code of the north gate is 7319."]
     assert not any("<|im_" in shown(prompt) for prompt in backend.prompts)
     assert any("‹|im_end|>" in shown(prompt) and "{x}" in shown(prompt) for prompt in backend.prompts)
     if name in ONE_CALL:
@@ -358,7 +391,7 @@ def test_the_scores_are_those_of_an_index_over_all_words() -> None:
     full.index([words(text[start:end]) for start, end in every], show_progress=False)
     scores = full.get_scores([word for word in words(question) if word in full.vocab_dict])
     best = sorted(range(len(every)), key=lambda number: (-scores[number], number))[:7]
-    assert best_extents(question, passages, 7) == [every[number] for number in sorted(best)]
+    assert sorted(best_extents(question, passages, 7)) == [every[number] for number in sorted(best)]
     stop_words = "Was it?"
     assert best_extents(stop_words, Passages(stop_words, [text], Chunker(count, 100)), 2) == every[:2]
     for step in (1, 50, 10**6):

@@ -147,6 +147,7 @@ def _result(job: Job, contestant: Contestant, seed: int, count: Counter) -> Resu
         answer=answer,
         error=outcome.error,
         passing=outcome.passing,
+        too_long=outcome.too_long,
         question=sample.question,
         answers=sample.answers,
         facts=sample.facts,

@@ -38,6 +38,7 @@ class Result:
         answer: None for a failure. Cut where the task limits the tokens of an answer: `details["answer_tokens"]`.
         error: why the sample failed.
         passing: whether the error is temporary, so that a run which continues tries the sample again.
+        too_long: whether the error is that the document does not fit a reader that takes it whole or not at all.
         question: of the sample.
         answers: of the sample: the golds.
         facts: of the sample.
@@ -59,6 +60,7 @@ class Result:
     metric: str | None = None
     error: str | None = None
     passing: bool = False
+    too_long: bool = False
     question: str = ""
     answers: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()

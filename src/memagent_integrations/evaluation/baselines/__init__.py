@@ -20,23 +20,26 @@ __all__ = ["NAMES", "Contestant", "Outcome", "make"]
 _KINDS = {  # kind -> module, class, package to install
     "memagent": ("memagent", "MemAgent", None),
     "cut": ("cut", "Cut", None),
+    "whole": ("whole", "Whole", None),
     "oracle": ("oracle", "Oracle", None),
     "bm25": ("bm25", "BM25", "bm25s"),
+    "embedding": ("embedding", "Embedding", None),
     "refine": ("llama_index", "Refine", "llama-index-core"),
+    "compact": ("llama_index", "CompactAndRefine", "llama-index-core"),
+    "accumulate": ("llama_index", "Accumulate", "llama-index-core"),
     "tree-summarize": ("llama_index", "TreeSummarize", "llama-index-core"),
+    "langgraph-map-reduce": ("langgraph", "MapReduce", "langgraph"),
     "langchain-refine": ("langchain", "Refine", "langchain-classic"),
     "langchain-map-reduce": ("langchain", "MapReduce", "langchain-classic"),
 }
-NAMES = (
-    "memagent",
-    "memagent:memory-first",
-    "memagent:section-shared",
-    "memagent:no-change",
-    *list(_KINDS)[1:3],
-    "bm25:K",
-    *list(_KINDS)[4:],
-)
-"""The names that `make` accepts. K is a number of passages, 5 for plain `bm25`; commas separate memagent's options."""
+_OPTIONS = {  # kind -> the names that it has with options
+    "memagent": ("memagent", "memagent:memory-first", "memagent:section-shared", "memagent:no-change"),
+    "bm25": ("bm25:K",),
+    "embedding": ("embedding:K",),
+}
+NAMES = tuple(name for kind in _KINDS for name in _OPTIONS.get(kind, (kind,)))
+"""The names that `make` accepts. K is a number of passages, 5 where it is left out; commas separate memagent's options.
+"""
 
 
 def make(
@@ -49,7 +52,8 @@ def make(
     """Return the reader that a name stands for. Several threads may use it at the same time.
 
     Every reader keeps to `window` (default: the backend's, else 8,192) and to the output tokens of an answer in
-    `budgets`. Only MemAgent uses the other budgets and the `prompts`; the other readers fill the window.
+    `budgets`; `whole` alone takes the backend's own window, where it has one. Only MemAgent uses the other budgets and
+    the `prompts`; the other readers fill the window.
 
     Raises:
         UsageError: the name or an option is unknown, or the budgets do not fit the window.

@@ -39,6 +39,7 @@ class Outcome:
         reply: the model's last reply, unprocessed: what the answer was taken from. None if there was none.
         error: why there is no answer.
         passing: whether the error is temporary, so that another attempt may succeed.
+        too_long: whether the error is that the document does not fit a reader that takes it whole or not at all.
         calls: all calls to the model, failed ones included.
         usage: tokens of the replies; a number is unknown if one reply left it unknown.
         seconds: time spent in the model.
@@ -50,6 +51,7 @@ class Outcome:
     reply: str | None = field(default=None, repr=False)
     error: str | None = None
     passing: bool = False
+    too_long: bool = False
     calls: int = 0
     usage: Usage = NO_USAGE
     seconds: float = 0.0
@@ -147,6 +149,10 @@ class Model:
         return self.setup.model.count(neutralise(text))
 
 
+class DocumentTooLong(ContextOverflow):
+    """The document does not fit a reader that takes it whole or not at all. So it was not read, and nothing failed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """An answer, with the reading and the details that led to it."""
@@ -178,7 +184,8 @@ class Baseline(ABC):
 
     def answer(self, sample: Sample) -> Outcome:
         """Answer a sample; an empty answer is a failure."""
-        model, answer, error, passing, reading = Model(self.setup), None, None, False, None
+        model, answer, error, reading = Model(self.setup), None, None, None
+        passing = too_long = False
         try:
             answer = self.find_answer(sample, model)
             if not answer.text.strip():
@@ -188,7 +195,7 @@ class Baseline(ABC):
         except (UsageError, MissingExtra):
             raise
         except MemAgentError as failure:
-            error, reading = str(failure), failure.reading
+            error, reading, too_long = str(failure), failure.reading, isinstance(failure, DocumentTooLong)
             passing = isinstance(failure, BackendError) and failure.retryable
         except Exception as failure:  # from a framework: what its users would see
             error = f"{type(failure).__name__}: {failure}"
@@ -197,6 +204,7 @@ class Baseline(ABC):
             reply=model.meter.reply,
             error=error,
             passing=passing,
+            too_long=too_long,
             calls=model.meter.calls,
             usage=model.meter.usage,
             seconds=model.meter.seconds,

@@ -1,8 +1,7 @@
-"""Retrieval: the K passages of a document that BM25 ranks highest for the question."""
+"""The K passages of a document that BM25 ranks highest for the question."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,54 +12,25 @@ import bm25s
 
 from memagent_integrations.chunking import Chunker, chunks
 from memagent_integrations.documents import pieces
-from memagent_integrations.errors import ContextOverflow, EmptyDocument, UsageError
-from memagent_integrations.evaluation.baselines.base import Answer, Baseline, Model
-from memagent_integrations.evaluation.baselines.prompts import plain
+from memagent_integrations.evaluation.baselines.base import Model
+from memagent_integrations.evaluation.baselines.retrieval import Extent, Retrieval, top
 from memagent_integrations.evaluation.samples import Sample
 from memagent_integrations.records import Chunk
 
-PASSAGE_TOKENS = 512
-"""Size of a passage, which ends at a sentence or paragraph where possible. Smaller where K of them do not fit."""
-_DEFAULT_K = 5
-_MIN_PASSAGE_TOKENS = 16
-_SEPARATOR = "\n\n"
 
-Extent = tuple[int, int]
-"""The characters of a passage in the document: the first, and the one after the last."""
+class BM25(Retrieval):
+    """Passages by the words that they share with the question.
 
-
-class BM25(Baseline):
-    """One call with the K passages (option, default 5) that match the question best, in document order.
-
-    The document is read twice, piece by piece. The first pass keeps, for each passage, its extent and how often it
-    holds each word of the question. That gives the scores of an index over all words, with bm25s's defaults: Lucene's
-    variant, English stop words.
+    The first pass keeps, for each passage, its extent and how often it holds each word of the question. That gives the
+    scores of an index over all words, with bm25s's defaults: Lucene's variant, English stop words.
     """
 
-    def configure(self, options: str) -> None:
-        """Set K, the number of passages, from the options.
+    passage_tokens = 512
 
-        Raises:
-            UsageError: K is not a number.
-        """
-        if options and not re.fullmatch("[1-9][0-9]{0,3}", options):
-            raise UsageError(f"{self.name!r} has to name a number of passages, as bm25:{_DEFAULT_K} does")
-        self.k = int(options or _DEFAULT_K)
-
-    def find_answer(self, sample: Sample, model: Model) -> Answer:
-        """Return the answer from the passages; `details` give their size and their extents."""
-        room = model.room(plain(sample.question, "")) - (self.k - 1) * model.count(_SEPARATOR)
-        size = min(PASSAGE_TOKENS, room // self.k)
-        if size < _MIN_PASSAGE_TOKENS:
-            raise ContextOverflow(
-                f"{self.k} passages do not fit: "
-                f"the window of {model.window} leaves room for {max(room, 0)} tokens of text"
-            )
+    def best(self, sample: Sample, size: int, model: Model) -> list[Extent]:
+        """Return the extents of the K passages with the highest scores."""
         passages = Passages(sample.question, sample.document(), Chunker(model.count, size))
-        extents = best_extents(sample.question, passages, self.k)
-        texts = [text.strip() for text in excerpts(sample.document(), extents)]
-        answer = model.ask(plain(sample.question, _SEPARATOR.join(texts)))
-        return Answer(text=answer, details={"passage_tokens": size, "passages": [list(extent) for extent in extents]})
+        return best_extents(sample.question, passages, self.k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +79,7 @@ def words(text: str) -> list[str]:
 
 
 def best_extents(question: str, passages: Passages, k: int) -> list[Extent]:
-    """Return the extents of the k highest-ranked passages, in document order. The earlier passage wins a tie.
-
-    Raises:
-        EmptyDocument: there are no passages.
-    """
-    if not passages:
-        raise EmptyDocument
+    """Return the extents of the k highest-ranked passages, best first. The earlier passage wins a tie."""
     query = [passages.vocabulary[word] for word in words(question)]
     scores: Sequence[float] = [0.0] * len(passages)
     if query and any(passage.words for passage in passages.records):
@@ -123,20 +87,4 @@ def best_extents(question: str, passages: Passages, k: int) -> list[Extent]:
         corpus = bm25s.tokenization.Tokenized(ids=passages, vocab={"": 0, **passages.vocabulary})
         index.index(corpus, show_progress=False)
         scores = index.get_scores(query)
-    best = sorted(range(len(passages)), key=lambda number: (-scores[number], number))[:k]
-    return [passages.records[number].extent for number in sorted(best)]
-
-
-def excerpts(document: Iterable[str], extents: Sequence[Extent]) -> list[str]:
-    """Return the text of each extent; they have to be in order. The document is read up to the end of the last one."""
-    parts: list[list[str]] = [[] for _ in extents]
-    position = 0
-    for piece in document:
-        piece_end = position + len(piece)
-        for part, (start, end) in zip(parts, extents, strict=True):
-            if start < piece_end and end > position:
-                part.append(piece[max(start - position, 0) : end - position])
-        position = piece_end
-        if position >= extents[-1][1]:
-            break
-    return ["".join(part) for part in parts]
+    return [passages.records[number].extent for number in top(scores, k)]

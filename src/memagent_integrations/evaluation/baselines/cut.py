@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from memagent_integrations.errors import EmptyDocument
 from memagent_integrations.evaluation.baselines.base import Answer, Baseline, Model
@@ -31,15 +31,7 @@ class Cut(Baseline):
 def ends(pieces: Iterable[str], room: int, count: Counter) -> tuple[str, bool]:
     """Return the beginning and the end of a text, at most `room` tokens together, and whether that is all of it."""
     remaining = iter(pieces)
-    parts, size, next_check = [], 0, 4 * room
-    for piece in remaining:
-        parts.append(piece)
-        size += len(piece)
-        if size > next_check:  # counting at every piece would be slow
-            parts, next_check = ["".join(parts)], 2 * size
-            if count(parts[0]) > room:
-                break
-    text = "".join(parts)
+    text = beginning(remaining, room, count)
     if count(text) <= room:
         return text, True
     head = cut(text, room // 2, count)
@@ -48,6 +40,19 @@ def ends(pieces: Iterable[str], room: int, count: Counter) -> tuple[str, bool]:
     for piece in remaining:
         tail.feed(piece)
     return head + MARK + tail.end(), False
+
+
+def beginning(pieces: Iterator[str], room: int, count: Counter) -> str:
+    """Return a text up to where it has more than `room` tokens, or all of it. What was not taken stays in `pieces`."""
+    parts, size, next_check = list[str](), 0, 4 * room
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
+        if size > next_check:  # counting at every piece would be slow
+            parts, next_check = ["".join(parts)], 2 * size
+            if count(parts[0]) > room:
+                break
+    return "".join(parts)
 
 
 class _Tail:

@@ -16,15 +16,13 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import BasePromptTemplate
-from langchain_text_splitters import RecursiveCharacterTextSplitter
 
-from memagent_integrations.errors import EmptyDocument
 from memagent_integrations.evaluation.baselines.base import CALLS_PER_PART, Answer, Baseline, Model
+from memagent_integrations.evaluation.baselines.langchain_splitter import split
 from memagent_integrations.evaluation.samples import Sample
 from memagent_integrations.prompts import MARGIN
 from memagent_integrations.records import Message
 
-_OVERLAP = 200  # the splitter's default
 _LOADING = threading.Lock()  # guards the warning filters, which the whole process shares
 
 
@@ -55,21 +53,15 @@ class ChatModel(BaseChatModel):
 
 
 class _Chain(Baseline):
-    """A chain over the parts that LangChain's default splitter makes. It holds the whole text, as in common use."""
+    """A chain over the parts that LangChain's default splitter makes."""
 
     chain_type: ClassVar[str]
 
     def find_answer(self, sample: Sample, model: Model) -> Answer:
         """Run the chain and return its answer."""
-        text = "".join(sample.document())
-        if not text.strip():
-            raise EmptyDocument
         chain = self.load(ChatModel(model=model, cache=False))
         size = min(_room(model, prompt, sample.question, answers) for prompt, answers in self.prompts(chain))
-        splitter = RecursiveCharacterTextSplitter(
-            chunk_size=size, chunk_overlap=min(_OVERLAP, size // 2), length_function=model.count
-        )
-        parts = [Document(page_content=part) for part in splitter.split_text(text)]
+        parts = [Document(page_content=part) for part in split(sample, size, model)]
         model.call_limit = CALLS_PER_PART * len(parts)
         answer = chain.invoke({"input_documents": parts, "question": sample.question})["output_text"]
         return Answer(text=str(answer), details={"parts": len(parts), "part_tokens": size})

@@ -1,7 +1,8 @@
-"""LlamaIndex's Refine and TreeSummarize, with its own prompts and splitters and its own way to fill a window."""
+"""LlamaIndex's response synthesizers, with its own prompts and splitters and its own way to fill a window."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 from llama_index.core import response_synthesizers
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata, MessageRole
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.constants import DEFAULT_CHUNK_SIZE
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
@@ -23,7 +25,8 @@ from memagent_integrations.evaluation.baselines.base import CALLS_PER_PART, Answ
 from memagent_integrations.evaluation.samples import Sample
 from memagent_integrations.records import Message
 
-_NO_ANSWER = "Empty Response"  # what a synthesizer returns when its model returns nothing
+_NO_ANSWER = re.compile(r"((Response \d+: )?Empty Response\s*-*\s*)+")
+"""What a synthesizer returns when its model returns nothing, once or for each node."""
 
 
 class LLM(CustomLLM):
@@ -86,7 +89,7 @@ class _Synthesizer(Baseline):
 
     kind: ClassVar[type[BaseSynthesizer]]
     templates: ClassVar[tuple[str, ...]]
-    padding: ClassVar[int]  # tokens that LlamaIndex keeps free in a prompt
+    padding: ClassVar[int] = 5  # tokens that LlamaIndex keeps free in a prompt
 
     def find_answer(self, sample: Sample, model: Model) -> Answer:
         """Run the synthesizer and return its answer."""
@@ -110,7 +113,7 @@ class _Synthesizer(Baseline):
         nodes = [NodeWithScore(node=TextNode(text=part)) for part in splitter.split_text(text)]
         model.call_limit = CALLS_PER_PART * len(nodes)
         answer = getattr(synthesizer.synthesize(sample.question, nodes), "response", None)
-        if answer is None or answer == _NO_ANSWER:
+        if answer is None or _NO_ANSWER.fullmatch(str(answer)):
             raise BackendError(f"the model gave no answer: LlamaIndex says {answer!r}")
         return Answer(text=str(answer), details={"nodes": len(nodes), "node_tokens": size})
 
@@ -133,6 +136,15 @@ class Refine(_Synthesizer):
     padding = 500
 
 
+class CompactAndRefine(Refine):
+    """LlamaIndex's default: packs nodes of its default size into windowfuls, then refines the answer with each."""
+
+    kind = response_synthesizers.CompactAndRefine
+
+    def _node_size(self, synthesizer: BaseSynthesizer, helper: PromptHelper, llm: LLM, question: str) -> int:
+        return min(DEFAULT_CHUNK_SIZE, super()._node_size(synthesizer, helper, llm, question))
+
+
 class TreeSummarize(_Synthesizer):
     """Answers from each windowful of nodes, then from those answers, until they fit one window.
 
@@ -142,7 +154,13 @@ class TreeSummarize(_Synthesizer):
 
     kind = response_synthesizers.TreeSummarize
     templates = ("summary_template",)
-    padding = 5
+
+
+class Accumulate(_Synthesizer):
+    """Answers from each node alone; the answer is the list of these answers."""
+
+    kind = response_synthesizers.Accumulate
+    templates = ("text_qa_template",)
 
 
 def _message(message: ChatMessage) -> Message:

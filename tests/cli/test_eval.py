@@ -83,12 +83,38 @@ def test_a_report_is_a_table_and_pictures(server: Loopback, folder: Path) -> Non
     assert (done.exit_code, done.stderr) == (0, "")
     assert "| cut - memagent |" in done.stdout
     assert {path.name for path in (folder / "report").iterdir()} == {
-        *("accuracy.png", "cost.png", "depths.png", "survival.png"),
+        *("accuracy.png", "cost.png", "per_answer.png", "depths.png", "survival.png"),
         *("table.csv", "table.md"),
     }
     assert (folder / "report" / "table.md").read_text() == done.stdout
     refused = call("report", "out.jsonl", "--output", "out.jsonl")
     assert (refused.exit_code, refused.stderr) == (2, "memagent: cannot write 'out.jsonl': File exists\n")
+
+
+def test_a_report_tells_the_price_of_a_right_answer(server: Loopback, folder: Path) -> None:
+    run(server, "-t", "niah_single_1@1500", "-r", "cut", "--samples", "1")
+    usage = json.loads((folder / "out.jsonl").read_text().splitlines()[1])["usage"]
+    price = (usage["prompt_tokens"] * 2 + usage["completion_tokens"] * 8) / 1e6
+    done = call("report", "out.jsonl", "--prompt-price", "2", "--completion-price", "8")
+    assert done.exit_code == 0, done.stderr
+    heading, table = done.stdout.split("\n\n## ")[-1].split("\n\n")
+    assert heading == "For each right answer"
+    assert table.splitlines()[-1].endswith(f"| {price:.3g} |")
+    for refused in (
+        ["--prompt-price", "2"],
+        ["--cached-price", "1"],
+        ["--prompt-price", "-2", "--completion-price", "1"],
+    ):
+        assert call("report", "out.jsonl", *refused).exit_code == 2
+
+
+def test_a_document_that_does_not_fit_is_told(server: Loopback, folder: Path) -> None:
+    done = run(server, "-t", "niah_single_1@1500,9000", "-r", "whole", "--samples", "1")
+    assert done.exit_code == 0, done.stderr
+    fits, too_long = done.stderr.splitlines()
+    assert fits == "niah_single_1 1500 whole 0: 1.00"
+    assert too_long.startswith("niah_single_1 9000 whole 0: too long: the document has more than the ")
+    assert "too long" in done.stdout
 
 
 def test_lengths_and_examples_as_in_ruler(server: Loopback, folder: Path) -> None:

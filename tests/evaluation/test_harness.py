@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import multiprocessing.process
 import random
+import re
 import signal
 import threading
 import time
@@ -24,6 +25,7 @@ from memagent_integrations.backends.gate import Gate
 from memagent_integrations.evaluation import harness, plots, report
 from memagent_integrations.evaluation.baselines import make as make_reader
 from memagent_integrations.evaluation.diagnostics import FactTrace
+from memagent_integrations.evaluation.prices import Prices
 from memagent_integrations.evaluation.results import Result, Results, merged
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
 from memagent_integrations.records import NO_USAGE, Budgets, Prompt, Reply, Usage
@@ -361,6 +363,55 @@ def test_a_table_has_error_bars_costs_and_published_figures() -> None:
     assert report.rows(results, published=False) == [row]
 
 
+def test_a_right_answer_has_its_price() -> None:
+    usage = Usage(prompt_tokens=3000, completion_tokens=100, cached_tokens=1000)
+    results = [result("memagent", number, score, usage=usage, seconds=3.0) for number, score in enumerate((1, 0.5, 0))]
+    (row,) = report.rows(results, published=False, prices=Prices(prompt=2.0, completion=8.0, cached=0.5))
+    assert (row.right, row.tokens_per_right, row.seconds_per_right) == (1.5, 3 * 3100 / 1.5, 6.0)
+    assert row.cost == pytest.approx((2000 * 2 + 1000 * 0.5 + 100 * 8) / 1e6)
+    assert row.cost_per_right == pytest.approx(3 * row.cost / 1.5)
+    text = report.per_answer([row])
+    assert re.search(r"\| 1.5 of 3 +\| 6,200 +\| 6.0 +\| 0.0106 +\|", text)
+    (row,) = report.rows(results, published=False, prices=Prices(prompt=2.0, completion=8.0))
+    assert row.cost == pytest.approx((3000 * 2 + 100 * 8) / 1e6), "without a price of their own they cost as others"
+    (row,) = report.rows(results, published=False)
+    assert row.cost is row.cost_per_right is None
+    assert "cost" not in report.per_answer([row])
+
+
+def test_what_is_not_known_has_no_price() -> None:
+    prices = Prices(prompt=1.0, completion=1.0, cached=0.0)
+    (wrong,) = report.rows([result("a", 0, 0.0, usage=NO_USAGE)], published=False, prices=prices)
+    assert (wrong.right, wrong.tokens_per_right, wrong.seconds_per_right, wrong.cost_per_right) == (0, None, None, None)
+    unknown = Usage(prompt_tokens=5, completion_tokens=None, cached_tokens=None)
+    (row,) = report.rows([result("a", 0, 1.0, usage=unknown)], published=False, prices=prices)
+    assert (row.cost, row.tokens_per_right, row.cost_per_right) == (None, None, None)
+    not_cached = Usage(prompt_tokens=10**6, completion_tokens=0, cached_tokens=None)
+    assert prices.cost(not_cached) == 1.0, "the full price where the cache is not known"
+
+
+@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf"), True, "1"])
+def test_prices_are_numbers(price: Any) -> None:
+    with pytest.raises(UsageError, match="completion has to be a number of at least 0"):
+        Prices(prompt=1.0, completion=price)
+
+
+def test_a_document_that_is_too_long_is_no_wrong_answer() -> None:
+    long = {"answer": None, "error": "the document has more", "too_long": True}
+    results = [result("whole", number, 1.0, calls=1) for number in range(2)]
+    results += [result("whole", number, 0.0, **long) for number in (2, 3)]
+    results += [result("whole", number, 0.0, length=100, **long) for number in range(4)]
+    results += [result("cut", number, 0.0, calls=1) for number in range(4)]
+    cut, fits, too_long = report.rows(results, published=False)
+    assert (fits.mean, fits.n, fits.failed, fits.too_long, fits.calls) == (1.0, 2, 0, 2, 1.0)
+    assert (too_long.mean, too_long.n, too_long.failed, too_long.too_long, too_long.calls) == (None, 0, 0, 4, None)
+    assert (cut.mean, cut.n, cut.too_long) == (0.0, 4, 0)
+    assert re.search(r"\| too long \| +\| 0 ", report.markdown([too_long]))
+    assert "too long" not in report.markdown([cut])
+    (comparison,) = report.compared(results, "whole")
+    assert (comparison.other, comparison.compared.n) == ("cut", 2)
+
+
 def test_the_csv_holds_every_figure() -> None:
     table = report.rows([result("memagent", number, 1.0) for number in range(3)])
     read = list(csv.DictReader(io.StringIO(report.as_csv(table))))
@@ -418,12 +469,18 @@ def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
         for number, held in enumerate(((True, True, False), (True, True), (False,)))
     ]
     plots.survival(traced, tmp_path / "survival.png")
-    for name in ("accuracy", "cost", "depths", "survival"):
+    plots.per_answer(table, tmp_path / "per_answer.png")
+    for name in ("accuracy", "cost", "per_answer", "depths", "survival"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     usage = Usage(prompt_tokens=9, completion_tokens=1)
     whole = report.rows([result("cut", 0, 1.0, task="jsonl:$\\no$ {formula}_^", length=0, usage=usage)])
     plots.accuracy(whole, tmp_path / "whole.png")
     plots.cost(whole, tmp_path / "whole.png")
+    priced = report.rows(
+        [result(f"reader {n}", n, 1.0, usage=usage) for n in range(13)], prices=Prices(prompt=1, completion=1)
+    )
+    plots.per_answer(priced, tmp_path / "priced.png")
+    assert len(set(plots._colours(priced).values())) == 15, "the published two among them"
 
 
 def test_there_may_be_nothing_to_draw(tmp_path: Path) -> None:
@@ -432,6 +489,7 @@ def test_there_may_be_nothing_to_draw(tmp_path: Path) -> None:
     for draw in (
         lambda path: plots.accuracy([], path),
         lambda path: plots.cost(table, path),
+        lambda path: plots.per_answer(table, path),
         lambda path: plots.depths([], path),
         lambda path: plots.survival([], path),
     ):

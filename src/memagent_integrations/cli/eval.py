@@ -21,6 +21,7 @@ from memagent_integrations.cli.streams import show
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import baselines, harness, plots, published, report, tasks
 from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.prices import Prices
 from memagent_integrations.evaluation.results import Result, Results, merged
 from memagent_integrations.evaluation.ruler import LengthOf, of_prompt, with_example
 from memagent_integrations.evaluation.samples import Task
@@ -78,6 +79,23 @@ _Folder = Annotated[
 _Against = Annotated[
     str | None,
     typer.Option("--against", metavar="READER", help="Compare every other reader with this one.", show_default=False),
+]
+_PromptPrice = Annotated[
+    float | None,
+    typer.Option("--prompt-price", metavar="X", help="Price of a million prompt tokens.", show_default=False),
+]
+_CompletionPrice = Annotated[
+    float | None,
+    typer.Option("--completion-price", metavar="X", help="Price of a million completion tokens.", show_default=False),
+]
+_CachedPrice = Annotated[
+    float | None,
+    typer.Option(
+        "--cached-price",
+        metavar="X",
+        help="Price of a million prompt tokens from a cache [that of any other].",
+        show_default=False,
+    ),
 ]
 
 
@@ -164,7 +182,7 @@ def run(
                 gate=gate,
                 on_result=on_result,
             )
-    show(report.markdown(report.rows(results, results.settings)))
+    show(_tables(report.rows(results, results.settings)))
 
 
 def _task(name: str, data: Data, common: Sequence[int] | None) -> Task:
@@ -185,22 +203,45 @@ def _task(name: str, data: Data, common: Sequence[int] | None) -> Task:
 
 
 @eval_app.command("report", short_help="Tables and pictures of results.")
-def report_results(result_files: _ResultFiles, output: _Folder = None, against: _Against = None) -> None:
+def report_results(
+    result_files: _ResultFiles,
+    output: _Folder = None,
+    against: _Against = None,
+    prompt_price: _PromptPrice = None,
+    completion_price: _CompletionPrice = None,
+    cached_price: _CachedPrice = None,
+) -> None:
     """Write a table of results with 95 % intervals, beside published figures of the same metric and setup.
 
     Published figures of another setup follow under a heading that says what differs.
 
+    A second table tells what a right answer took: tokens, seconds and, with prices, money.
+
     With --output it is also written as CSV, with pictures.
     """
+    prices = _prices(prompt_price, completion_price, cached_price)
     sources = [Results(file) for file in result_files]
     results = merged(sources)
-    rows = report.rows(results, sources[0].settings)
-    text = report.markdown(rows)
+    rows = report.rows(results, sources[0].settings, prices=prices)
+    text = _tables(rows)
     if against:
-        text += "\n\n" + report.comparisons(report.compared(results, against))
+        text += f"\n\n## {against} beside the others\n\n{report.comparisons(report.compared(results, against))}"
     show(text)
     if output:
         _write(output, results, rows, text)
+
+
+def _tables(rows: Sequence[report.Row]) -> str:
+    return f"{report.markdown(rows)}\n\n{report.per_answer(rows)}"
+
+
+def _prices(prompt: float | None, completion: float | None, cached: float | None) -> Prices | None:
+    """Return the prices; None without any."""
+    if prompt is None and completion is None and cached is None:
+        return None
+    if prompt is None or completion is None:
+        raise UsageError("a cost needs both --prompt-price and --completion-price")
+    return Prices(prompt=prompt, completion=completion, cached=cached)
 
 
 @contextmanager
@@ -211,8 +252,9 @@ def _progress(jobs: Sequence[harness.Job], results: Results, *, quiet: bool) -> 
 
         def on_result(result: Result) -> None:
             nonlocal failed
-            failed += result.error is not None
-            verdict = f"{result.score:.2f}" if result.error is None else f"failed: {result.error}"
+            failed += result.error is not None and not result.too_long
+            problem = "too long" if result.too_long else "failed"
+            verdict = f"{result.score:.2f}" if result.error is None else f"{problem}: {result.error}"
             notify(
                 f"{result.task} {result.length:,} {result.reader}" + (f", {failed} failed" if failed else ""),
                 f"{result.task} {result.length} {result.reader} {result.number}: {verdict}",
@@ -230,6 +272,7 @@ def _write(folder: Path, results: Sequence[Result], rows: Sequence[report.Row], 
     pictures: dict[str, Callable[[Path], None]] = {
         "accuracy.png": partial(plots.accuracy, rows),
         "cost.png": partial(plots.cost, rows),
+        "per_answer.png": partial(plots.per_answer, rows),
         "depths.png": partial(plots.depths, results),
         "survival.png": partial(plots.survival, results),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ def accuracy(rows: Sequence[Row], path: str | Path) -> None:
 
     Published figures that were measured in the same way are dotted.
     """
-    rows = [row for row in rows if not row.differs]
+    rows = [row for row in rows if not row.differs and row.mean is not None]
     figure, axes = _plot_per_task(rows)
     colours, shifts = _colours(rows), _shifts(rows)
     for task, ax in axes.items():
@@ -42,12 +42,12 @@ def accuracy(rows: Sequence[Row], path: str | Path) -> None:
             shift = shifts[reader]
             # The axis of documents without a length is linear, all others are logarithmic.
             lengths = [row.length * 2**shift if row.length else shift for row in line]
-            means = [100 * row.mean for row in line]
+            means = [100 * (row.mean or 0) for row in line]
             if line[0].published:
                 ax.plot(lengths, means, ":", color=colours[reader], marker=".", label=f"{reader} (published)")
                 continue
-            below = [100 * max(row.mean - (row.low or 0), 0) for row in line]
-            above = [100 * max((row.high or 0) - row.mean, 0) for row in line]
+            below = [max(mean - 100 * (row.low or 0), 0) for mean, row in zip(means, line, strict=True)]
+            above = [max(100 * (row.high or 0) - mean, 0) for mean, row in zip(means, line, strict=True)]
             ax.errorbar(lengths, means, yerr=[below, above], capsize=2, color=colours[reader], label=reader, **_LINE)
         ax.set_ylim(-3, 103)
         ax.set_ylabel("score, %")
@@ -60,21 +60,32 @@ def cost(rows: Sequence[Row], path: str | Path) -> None:
 
     Both axes are logarithmic.
     """
-    measured = [row for row in rows if _tokens(row)]
+    _by_length(rows, _tokens, "tokens a sample", path)
+
+
+def per_answer(rows: Sequence[Row], path: str | Path) -> None:
+    """Plot what a right answer took by length: money where there are prices, else tokens. Both axes are logarithmic."""
+    priced = any(row.cost_per_right for row in rows)
+    label = f"{'cost' if priced else 'tokens'} for each right answer"
+    _by_length(rows, lambda row: row.cost_per_right if priced else row.tokens_per_right, label, path)
+
+
+def _by_length(rows: Sequence[Row], value: Callable[[Row], float | None], label: str, path: str | Path) -> None:
+    measured = [row for row in rows if value(row)]
     if not measured:
-        raise NothingToDraw("no model reported its tokens: there is no cost to show")
+        raise NothingToDraw(f"there is nothing to draw: {label} is not known")
     figure, axes = _plot_per_task(measured)
     colours = _colours(rows)
     for task, ax in axes.items():
         for reader, line in _lines(row for row in measured if row.task == task):
-            lengths, tokens = [row.length for row in line], [_tokens(row) for row in line]
-            ax.plot(lengths, tokens, color=colours[reader], label=reader, **_LINE)
+            lengths, values = [row.length for row in line], [value(row) or math.nan for row in line]
+            ax.plot(lengths, values, color=colours[reader], label=reader, **_LINE)
         ax.set_yscale("log")
         locator: Any = ax.yaxis.get_major_locator()
         locator.set_params(subs=(1, 2, 5))
-        ax.yaxis.set_major_formatter("{x:,.0f}")
+        ax.yaxis.set_major_formatter("{x:,.0f}" if min(filter(None, map(value, measured))) >= 1 else "{x:g}")
         ax.yaxis.set_minor_formatter("")
-        ax.set_ylabel("tokens a sample")
+        ax.set_ylabel(label)
     _add_legend(figure, axes)
     _save(figure, path)
 
@@ -164,9 +175,13 @@ def _readers(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(reader for reader, _ in _lines(rows)))
 
 
-def _colours(rows: Sequence[Row]) -> dict[str, str]:
+def _colours(rows: Sequence[Row]) -> dict[str, Any]:
     """Return a colour for each reader, the same in every plot."""
-    return {reader: f"C{number % 10}" for number, reader in enumerate(_readers(rows))}
+    from matplotlib import colormaps  # slow to import
+
+    readers = _readers(rows)
+    palette = colormaps["tab10" if len(readers) <= 10 else "tab20"]
+    return {reader: palette(number % palette.N) for number, reader in enumerate(readers)}
 
 
 def _shifts(rows: Sequence[Row]) -> dict[str, float]:

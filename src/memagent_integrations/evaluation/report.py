@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from memagent_integrations.errors import MissingExtra, UsageError
+from memagent_integrations.evaluation.prices import Prices
 from memagent_integrations.evaluation.published import PUBLISHED, Published
 from memagent_integrations.evaluation.results import Result
 from memagent_integrations.evaluation.scoring import SKIP_EMPTY
@@ -27,18 +28,25 @@ class Row:
         length: of the documents, in the task's unit.
         reader: name of the reader.
         mean: mean score of the samples, from 0 to 1; failures count as 0, unless the metric's published code skips
-            them (`scoring.SKIP_EMPTY`).
+            them (`scoring.SKIP_EMPTY`). Documents that are too long for a reader are left out; None where all are.
         stderr: its standard error.
         low: lower bound of the 95 % interval.
         high: upper bound of the 95 % interval.
         n: number of samples in the mean.
         failed: how many samples failed.
+        too_long: how many documents did not fit a reader that takes them whole or not at all.
         calls: mean number of calls for a sample.
         prompt_tokens: mean for a sample. This and the means below are None where the model does not report them, or
             the figure is published.
         completion_tokens: mean for a sample.
         cached_tokens: mean for a sample.
         seconds: mean time in the model for a sample.
+        cost: mean price of a sample's tokens, in the currency of the prices; None without prices.
+        right: the sum of the scores: an answer that is half right counts half.
+        tokens_per_right: all prompt and completion tokens, divided by `right`. This and the two below are None where no
+            answer is right.
+        seconds_per_right: all seconds, divided by `right`.
+        cost_per_right: the price of all tokens, divided by `right`.
         published: whether the figure is published, not measured.
         differs: in what the measurement of a published figure differs from the run; "" where it does not.
     """
@@ -46,17 +54,23 @@ class Row:
     task: str
     length: int
     reader: str
-    mean: float
+    mean: float | None
     stderr: float | None
     low: float | None
     high: float | None
     n: int
     failed: int | None
+    too_long: int | None
     calls: float | None
     prompt_tokens: float | None
     completion_tokens: float | None
     cached_tokens: float | None
     seconds: float | None
+    cost: float | None
+    right: float | None
+    tokens_per_right: float | None
+    seconds_per_right: float | None
+    cost_per_right: float | None
     published: bool = False
     differs: str = ""
 
@@ -73,14 +87,19 @@ class Versus:
 
 
 def rows(
-    results: Iterable[Result], settings: Mapping[str, Any] = MappingProxyType({}), *, published: bool = True
+    results: Iterable[Result],
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    published: bool = True,
+    prices: Prices | None = None,
 ) -> list[Row]:
     """Return a row for each task, length and reader, with the published figures for the lengths that were measured.
 
     `settings` are those of the results (`Results.settings`); they decide which figures were measured in the same way.
+    With `prices` the rows have costs.
     """
     groups = [list(group) for _, group in groupby(sorted(results, key=_group), key=_group)]
-    table = [_row(group) for group in groups]
+    table = [_row(group, prices) for group in groups]
     if published:
         measured = dict.fromkeys((group[0].task, group[0].length, group[0].metric) for group in groups)
         table += [
@@ -93,7 +112,7 @@ def rows(
 
 
 def compared(results: Sequence[Result], reader: str) -> list[Versus]:
-    """Compare this reader with every other one, on the samples that both have.
+    """Compare this reader with every other one, on the samples that both have read.
 
     Raises:
         UsageError: there are no results of this reader.
@@ -101,7 +120,7 @@ def compared(results: Sequence[Result], reader: str) -> list[Versus]:
     readers = {result.reader for result in results}
     if reader not in readers:
         raise UsageError(f"there are no results of {reader!r}; there are: {', '.join(sorted(readers))}")
-    scores = {result.key: result.score for result in results}
+    scores = {result.key: result.score for result in results if not result.too_long}
     pairs: dict[tuple[str, int, str], list[tuple[float, float]]] = {}
     for (task, length, other, number), other_score in sorted(scores.items()):
         reader_score = scores.get((task, length, reader, number))
@@ -115,12 +134,35 @@ def compared(results: Sequence[Result], reader: str) -> list[Versus]:
 
 def markdown(table: Sequence[Row]) -> str:
     """Return the table as Markdown; published figures of another setup follow under headings that say what differs."""
-    parts = [_table([_cells(row) for row in table if not row.differs])]
+    hidden = set() if any(row.too_long for row in table) else {"too long"}
+    shown = [_cells(row) for row in table if not row.differs]
+    parts = [_table([{name: cell for name, cell in cells.items() if name not in hidden} for cells in shown])]
     for differs in dict.fromkeys(row.differs for row in table if row.differs):
         cells = [_cells(row) for row in table if row.differs == differs]
         shown = [{name: cell[name] for name in ("task", "length", "reader", "score", "n")} for cell in cells]
         parts.append(f"## Published, and not measured in the same way\n\nThey differ in: {differs}.\n\n{_table(shown)}")
     return "\n\n".join(parts)
+
+
+def per_answer(table: Sequence[Row]) -> str:
+    """Return what a right answer took, as a Markdown table: tokens, seconds, and money where there are prices.
+
+    A reader without a right answer has none of these.
+    """
+    measured = [row for row in table if not row.published]
+    cells = [
+        {
+            **{name: cell for name, cell in _cells(row).items() if name in ("task", "length", "reader", "score")},
+            "right": f"{row.right:g} of {row.n}",
+            "tokens": _number(row.tokens_per_right),
+            "seconds": _number(row.seconds_per_right, 1),
+            "cost": "" if row.cost_per_right is None else f"{row.cost_per_right:.3g}",
+        }
+        for row in measured
+    ]
+    if all(row.cost is None for row in measured):
+        cells = [{name: cell for name, cell in row.items() if name != "cost"} for row in cells]
+    return f"## For each right answer\n\n{_table(cells)}"
 
 
 def comparisons(table: Sequence[Versus]) -> str:
@@ -167,31 +209,46 @@ def _group(result: Result) -> tuple[str, int, str]:
     return result.task, result.length, result.reader
 
 
-def _row(results: Sequence[Result]) -> Row:
-    first, n = results[0], len(results)
+def _row(group: Sequence[Result], prices: Prices | None) -> Row:
+    results = [result for result in group if not result.too_long]
+    first, n = group[0], len(results)
     skipped = first.metric in SKIP_EMPTY
     scored = score([result.score for result in results if not skipped or result.answer is not None])
     usage: Usage = sum((result.usage for result in results), NO_USAGE)
+    seconds, right = sum(result.seconds for result in results), sum(result.score for result in results)
+    cost = prices.cost(usage) if prices else None
     return Row(
         task=first.task,
         length=first.length,
         reader=first.reader,
-        mean=scored.mean or 0.0,
+        mean=(scored.mean or 0.0) if results else None,
         stderr=scored.stderr,
         low=scored.low,
         high=scored.high,
         n=scored.n,
         failed=sum(result.error is not None for result in results),
-        calls=sum(result.calls for result in results) / n,
-        seconds=sum(result.seconds for result in results) / n,
-        prompt_tokens=_mean(usage.prompt_tokens, n),
-        completion_tokens=_mean(usage.completion_tokens, n),
-        cached_tokens=_mean(usage.cached_tokens, n),
+        too_long=len(group) - n,
+        calls=_divided(sum(result.calls for result in results), n),
+        prompt_tokens=_divided(usage.prompt_tokens, n),
+        completion_tokens=_divided(usage.completion_tokens, n),
+        cached_tokens=_divided(usage.cached_tokens, n),
+        seconds=_divided(seconds, n),
+        cost=_divided(cost, n),
+        right=right,
+        tokens_per_right=_divided(_tokens(usage), right),
+        seconds_per_right=_divided(seconds, right),
+        cost_per_right=_divided(cost, right),
     )
 
 
-def _mean(total: int | None, n: int) -> float | None:
-    return None if total is None else total / n
+def _tokens(usage: Usage) -> int | None:
+    if usage.prompt_tokens is None or usage.completion_tokens is None:
+        return None
+    return usage.prompt_tokens + usage.completion_tokens
+
+
+def _divided(total: float | None, by: float) -> float | None:
+    return total / by if total is not None and by else None
 
 
 def _published(figure: Published, task: str, differs: str) -> Row:
@@ -202,15 +259,18 @@ def _published(figure: Published, task: str, differs: str) -> Row:
 
 
 def _cells(row: Row) -> dict[str, str]:
-    interval = "" if row.low is None or row.high is None else f"{100 * row.low:.0f}-{100 * row.high:.0f}"
+    interval = (
+        "" if row.mean is None or row.low is None or row.high is None else f"{100 * row.low:.0f}-{100 * row.high:.0f}"
+    )
     return {
         "task": row.task,
         "length": f"{row.length:,}" if row.length else "",
         "reader": f"{row.reader} (published)" if row.published else row.reader,
-        "score": f"{100 * row.mean:.1f}",
+        "score": "too long" if row.mean is None else f"{100 * row.mean:.1f}",
         "95 %": interval,
         "n": str(row.n),
         "failed": _number(row.failed),
+        "too long": _number(row.too_long),
         "calls": _number(row.calls, 1),
         "prompt": _number(row.prompt_tokens),
         "written": _number(row.completion_tokens),

@@ -58,11 +58,11 @@ def _graph(question: str, size: int, model: Model) -> Any:
         texts = state["texts"]
         return "answer" if len(texts) == 1 else [Send("extract", _Part(text=text)) for text in texts]
 
-    def extract(part: _Part) -> _State:
+    def extract(state: _Part) -> _State:
         if failures:  # LangGraph starts the next call before it hears that one has failed
             raise failures[0]
         try:
-            return {"extracts": [model.ask(plain(question, part["text"], EXTRACT))]}
+            return {"extracts": [model.ask(plain(question, state["text"], EXTRACT))]}
         except Exception as failure:
             failures.append(failure)
             raise

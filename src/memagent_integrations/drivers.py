@@ -7,10 +7,9 @@ the loop decides alone.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 
 from memagent_integrations.answers import AnswerStream
@@ -18,6 +17,7 @@ from memagent_integrations.errors import BackendError, InUse, MemAgentError
 from memagent_integrations.loop import Turns, advance, step_made
 from memagent_integrations.prompts import PromptSet, opened_by_template
 from memagent_integrations.records import Chunk, Event, Prompt, Reading, Reply, Step
+from memagent_integrations.schedule import Schedule, Task
 from memagent_integrations.scopes import in_thread
 
 Call = Callable[[Prompt], Iterator[str | Reply]]
@@ -113,38 +113,54 @@ async def adrive(
             await asyncio.wait([closing])  # cancelled once more meanwhile: nothing is left running behind the reading
 
 
-def drive_batch(loops: Iterable[Turns], complete: BatchCall, size: int) -> Generator[tuple[int, Step | Reading]]:
-    """Run many loops side by side, at most `size` at a time, and answer their prompts together.
+def drive_batch(
+    loops: Iterable[Turns], complete: BatchCall, size: int, schedule: Schedule | None = None
+) -> Generator[tuple[int, Step | Reading]]:
+    """Run many loops side by side, and answer the prompts of at most `size` of them together.
 
-    Yields (number of the loop, step or reading) as they come. A loop that fails leaves the others untouched.
+    The `schedule` says which are next; by default the first ones, each to its end. Yields (number of the loop, step or
+    reading) as they come. A loop that fails leaves the others untouched.
     """
-    waiting = enumerate(loops)
-    active: dict[int, tuple[Turns, Prompt]] = {}
+    loops = list(loops)
+    schedule = schedule or Schedule(range(len(loops)))
+    waiting: dict[int, Prompt] = {}
     try:
-        yield from _batches(waiting, active, complete, size)
+        while not schedule.done:
+            batch: dict[Task, Prompt] = {}
+            while len(batch) < size and (task := schedule.take()):
+                state = waiting.pop(task.number, None) or advance(loops[task.number], None)
+                if isinstance(state, Prompt):
+                    batch[task] = task.resumed(state)
+                else:  # it ended before the first call
+                    schedule.remove(task)
+                    yield task.number, state
+            yield from _answered(loops, complete, schedule, batch, waiting)
     finally:
-        for turns, _ in active.values():
+        for turns in loops:
             turns.close()
 
 
-def _batches(
-    waiting: Iterator[tuple[int, Turns]], active: dict[int, tuple[Turns, Prompt]], complete: BatchCall, size: int
+def _answered(
+    loops: Sequence[Turns],
+    complete: BatchCall,
+    schedule: Schedule,
+    batch: Mapping[Task, Prompt],
+    waiting: dict[int, Prompt],
 ) -> Iterator[tuple[int, Step | Reading]]:
-    while True:
-        calls = {n: prompt for n, (_, prompt) in active.items() if not prompt.recorded}
-        replies = dict(zip(calls, complete(list(calls.values())) if calls else (), strict=True))
-        states = [(n, turns, advance(turns, prompt.recorded or replies[n])) for n, (turns, prompt) in active.items()]
-        answered = {n: prompt for n, (_, prompt) in active.items()}
-        for n, turns in itertools.islice(waiting, size - sum(isinstance(state, Prompt) for *_, state in states)):
-            states.append((n, turns, advance(turns, None)))
-        if not states:
-            return
-        active.clear()
-        active.update({n: (turns, state) for n, turns, state in states if isinstance(state, Prompt)})
-        for n, _, state in states:
-            yield from ((n, step) for step in _new_step(state, answered.get(n)))
-            if isinstance(state, Reading):
-                yield n, state
+    """Answer the prompts of a batch together, and yield what became of them; `waiting` gets the prompts after them."""
+    calls = {task: prompt for task, prompt in batch.items() if not prompt.recorded}
+    replies = dict(zip(calls, complete(list(calls.values())) if calls else (), strict=True))
+    states = {task: advance(loops[task.number], prompt.recorded or replies[task]) for task, prompt in batch.items()}
+    for task, state in states.items():
+        if isinstance(state, Prompt):
+            waiting[task.number] = state
+            schedule.put_back(task, state.index)
+        else:
+            schedule.remove(task)
+    for task, state in states.items():
+        yield from ((task.number, step) for step in _new_step(state, batch[task]))
+        if isinstance(state, Reading):
+            yield task.number, state
 
 
 class AsyncChunks:

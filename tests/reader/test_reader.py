@@ -458,9 +458,9 @@ async def test_async_many(batch_size: int) -> None:
     readings = await reader(batch_size=batch_size).aread_many(jobs)
     assert [reading.answer for reading in readings] == ["the answer", "the answer", None]
     assert [reading.answer for reading in await reader(batch_size=batch_size).aread_many(jobs[:1])] == ["the answer"]
-    again = lines()
-    with pytest.raises(UsageError, match="an async iterator can be read once"):
-        await reader().aread_many([("a", again), ("b", again)])
+    once = lines()
+    shared = await reader(batch_size=batch_size).aread_many([("a", once), ("b", once)])
+    assert [reading.answer for reading in shared] == ["the answer"] * 2
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
@@ -560,7 +560,7 @@ async def test_readings_that_nobody_waits_for_make_no_more_calls(batch_size: int
                 thread.join(0.2)
         return len(prompts_of(subject))
 
-    jobs: list[tuple[str, Any]] = [("q", DOCUMENT), *(("wait", DOCUMENT * 5) for _ in range(20))]
+    jobs: list[tuple[str, Any]] = [("q", DOCUMENT * 6), *(("wait", DOCUMENT * 5) for _ in range(20))]  # longest first
     subject = reader(script)
     with pytest.raises(RuntimeError, match="the progress bar broke"):
         await asyncio.to_thread(subject.read_many, jobs, progress=progress)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import math
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 from memagent_integrations import scopes
 from memagent_integrations.documents import is_async
-from memagent_integrations.drivers import drive_batch
-from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.drivers import AsyncCall, AsyncChunks, Call, adrive, drive, drive_batch
+from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal, NamedMemory
 from memagent_integrations.loop import Turns
-from memagent_integrations.reader.running import Progress, Running
 from memagent_integrations.reader.setup import Setup
+from memagent_integrations.reader.sharing import ChunkReader, SharedChunks
 from memagent_integrations.reader.turns import Memory, turns_of_reading
-from memagent_integrations.records import Chunk, Reading, Step
-from memagent_integrations.scopes import Scope, in_thread, side_by_side
+from memagent_integrations.records import Event, Reading, Step
+from memagent_integrations.schedule import Schedule, Task
+from memagent_integrations.scopes import in_thread, side_by_side
 
 ManyProgress = Callable[[int, Step], None]
 Job = tuple[str, Any] | tuple[str, Any, Memory]
@@ -67,33 +68,152 @@ class UniqueJobs:
         return (lambda position, step: progress(self._numbers[position], step)) if progress else None
 
 
-class SharedChunks:
-    """Chunks that several loops read in several threads: each is made once, and kept until all loops are done."""
+class Readings:
+    """Many readings under way: a loop for each job, in the order of a schedule; those of one document share its chunks.
 
-    def __init__(self, source: Iterator[Chunk]) -> None:
-        self._source = source
-        self._chunks: list[Chunk] = []
-        self._end: StopIteration | MemAgentError | None = None
-        self._lock = threading.Lock()
+    With `awaiting`, documents may be async.
+    """
 
-    def __iter__(self) -> Iterator[Chunk]:
-        for number in itertools.count():
-            with self._lock:
-                if number == len(self._chunks) and not self._end:
-                    self._fetch()
-                if number == len(self._chunks):
-                    if isinstance(self._end, MemAgentError):
-                        raise self._end
-                    return
-                chunk = self._chunks[number]
-            yield chunk
+    def __init__(
+        self,
+        setup: Setup,
+        journal: Journal | None,
+        jobs: Sequence[WholeJob],
+        progress: ManyProgress | None,
+        *,
+        awaiting: bool = False,
+    ) -> None:
+        self._setup, self._progress = setup, progress
+        documents = [_stands_for(document) for _, document, _ in jobs]
+        backend = setup.model.backend
+        side_by_side = max(backend.batch_size, backend.concurrency) > 1
+        lengths = [_likely_length(document) for _, document, _ in jobs] if side_by_side else ()
+        self._schedule = Schedule(documents, lengths=lengths)
+        self._places = min(backend.concurrency, len(jobs))
+        self._uses, self._shared = Counter(documents), dict[Hashable, SharedChunks]()
+        self._async_chunks: list[AsyncChunks | None] = []
+        self._loops: list[Turns] = []
+        for task, (question, document, memory) in zip(self._schedule.tasks, jobs, strict=True):
+            reader = self._reader(document, awaiting=awaiting)
+            awaited = reader.aiter() if reader and awaiting and is_async(document) else None
+            async_chunks = setup.async_chunks(question, document, memory, awaited) if awaiting else None
+            source = async_chunks or setup.checked_chunks(question, reader or setup.chunks(document), memory)
+            turns = turns_of_reading(setup, journal, question, source, document, memory, task=task)
+            self._async_chunks.append(async_chunks)
+            self._loops.append(_closing(turns, reader) if reader else turns)
+        self._readings: dict[int, Reading] = {}
 
-    def _fetch(self) -> None:
+    def in_batches(self) -> list[Reading]:
+        """Return the readings, whose prompts the backend computes together."""
+        size = self._setup.model.backend.batch_size
+        with closing(drive_batch(self._loops, self._setup.complete_batch, size, self._schedule)) as events:
+            for number, event in events:
+                scopes.check()
+                self._note(number, event)
+        return self._in_order()
+
+    def in_threads(self) -> list[Reading]:
+        """Return the readings, whose calls are made in threads."""
+        changed, noting = threading.Condition(), threading.Lock()
+        events = [drive(turns, self._call(task)) for turns, task in zip(self._loops, self._schedule.tasks, strict=True)]
+
+        def next_task() -> Task | None:
+            for seconds in scopes.slices():
+                with changed:
+                    task = self._schedule.take()
+                    if task or self._schedule.done:
+                        changed.notify()  # there may be another
+                        return task
+                    changed.wait(seconds)
+            return None
+
+        def work() -> None:
+            while task := next_task():
+                try:
+                    event = next(events[task.number])
+                    scopes.check()
+                    with noting:
+                        self._note(task.number, event)
+                except BaseException:
+                    events[task.number].close()
+                    raise
+                with changed:
+                    self._end_turn(task, event)
+                    changed.notify()
+
         try:
-            with Scope(extend=True):  # the time of one reading is not that of the others
-                self._chunks.append(next(self._source))
-        except (StopIteration, MemAgentError) as end:
-            self._end = end
+            side_by_side([work] * self._places, self._places)
+        finally:
+            for each in events:
+                with suppress(ValueError):  # a thread is still in it, and closes it
+                    each.close()
+        return self._in_order()
+
+    async def in_tasks(self) -> list[Reading]:
+        """Return the readings, whose calls are made in tasks. If one raises, all are cancelled."""
+        changed = asyncio.Condition()
+        parts = zip(self._loops, self._schedule.tasks, self._async_chunks, strict=True)
+        events = [adrive(turns, self._acall(task), chunks=chunks) for turns, task, chunks in parts]
+
+        async def next_task() -> Task | None:
+            async with changed:
+                while not (task := self._schedule.take()) and not self._schedule.done:
+                    await changed.wait()
+                changed.notify()
+                return task
+
+        async def work() -> None:
+            while task := await next_task():
+                event = await anext(events[task.number])
+                self._note(task.number, event)
+                async with changed:
+                    self._end_turn(task, event)
+                    changed.notify()
+
+        workers = [asyncio.create_task(work()) for _ in range(self._places)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            for each in events:
+                await each.aclose()
+            for shared in self._shared.values():
+                await shared.aclose()
+        return self._in_order()
+
+    def _reader(self, document: Any, *, awaiting: bool) -> ChunkReader | None:
+        """Return the chunks of a document that several jobs read, for one of them; None for one of a single job."""
+        key = _stands_for(document)
+        if self._uses[key] == 1:
+            return None
+        if key not in self._shared:
+            is_awaited = awaiting and is_async(document)
+            source = self._setup.achunks(document) if is_awaited else self._setup.chunks(document)
+            self._shared[key] = SharedChunks(source, self._uses[key])
+        return ChunkReader(self._shared[key])
+
+    def _call(self, task: Task) -> Call:
+        return lambda prompt: self._setup.complete(task.resumed(prompt))
+
+    def _acall(self, task: Task) -> AsyncCall:
+        return lambda prompt: self._setup.acomplete(task.resumed(prompt))
+
+    def _note(self, number: int, event: Event) -> None:
+        if isinstance(event, Reading):
+            self._readings[number] = event
+        elif self._progress and isinstance(event, Step):
+            self._progress(number, event)
+
+    def _end_turn(self, task: Task, event: Event) -> None:
+        if isinstance(event, Step):
+            self._schedule.put_back(task, event.index + 1)
+        else:
+            self._schedule.remove(task)
+
+    def _in_order(self) -> list[Reading]:
+        return [self._readings[number] for number in range(len(self._loops))]
 
 
 def read_jobs(
@@ -103,94 +223,37 @@ def read_jobs(
     progress: ManyProgress | None,
 ) -> list[Reading]:
     """Return a reading for each job, in the backend's batches or in threads."""
-    sources = _shared_chunks(jobs, setup)
-    loops = [
-        turns_of_reading(setup, journal, question, setup.checked_chunks(question, source, memory), document, memory)
-        for (question, document, memory), source in zip(jobs, sources, strict=True)
-    ]
-    read = _read_in_batches if setup.model.backend.batch_size > 1 else _read_in_threads
-    return read(setup, loops, progress)
+    readings = Readings(setup, journal, jobs, progress)
+    return readings.in_batches() if setup.model.backend.batch_size > 1 else readings.in_threads()
 
 
 async def aread_jobs(
     setup: Setup, journal: Journal | None, jobs: Sequence[WholeJob], progress: ManyProgress | None
 ) -> list[Reading]:
-    """`read_jobs`, async: batches are read in a thread, other jobs in tasks. If one raises, all are cancelled."""
+    """`read_jobs`, async: batches are read in a thread, other jobs in tasks."""
     if setup.model.backend.batch_size > 1 and not any(is_async(document) for _, document, _ in jobs):
         return await in_thread(read_jobs, setup, journal, jobs, progress)
-    sources, free = _shared_chunks(jobs, setup), asyncio.Semaphore(setup.model.backend.concurrency)
+    return await Readings(setup, journal, jobs, progress, awaiting=True).in_tasks()
 
-    async def read(number: int) -> Reading:
-        question, document, memory = jobs[number]
-        async with free:
-            async_chunks = setup.async_chunks(question, document, memory)
-            chunks = async_chunks or setup.checked_chunks(question, sources[number], memory)
-            turns = turns_of_reading(setup, journal, question, chunks, document, memory)
-            running = Running(setup=setup, turns=turns, chunks=async_chunks)
-            return await running.afinish(_of_job(number, progress))
 
-    tasks = [asyncio.create_task(read(number)) for number in range(len(jobs))]
+def _closing(turns: Turns, chunks: ChunkReader) -> Turns:
+    """Return the loop; when it ends, it lets go of the chunks that it has not read."""
+    with closing(chunks):
+        return (yield from turns)
+
+
+def _stands_for(document: Any) -> Hashable:
+    """Return what is equal for jobs of one document: a text or a path itself, the identity of anything else."""
+    return document if isinstance(document, str | Path) else id(document)
+
+
+def _likely_length(document: Any) -> float:
+    """Return how long a document is, in characters or bytes, if that is known without reading it; else infinity."""
+    if isinstance(document, str):
+        return len(document)
+    if isinstance(document, list | tuple):
+        return sum(map(_likely_length, document))
     try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-def _read_in_batches(setup: Setup, loops: Sequence[Turns], progress: ManyProgress | None) -> list[Reading]:
-    readings: dict[int, Reading] = {}
-    with closing(drive_batch(loops, setup.complete_batch, setup.model.backend.batch_size)) as events:
-        for number, event in events:
-            scopes.check()
-            if isinstance(event, Reading):
-                readings[number] = event
-            elif progress:
-                progress(number, event)
-    return [readings[number] for number in sorted(readings)]
-
-
-def _read_in_threads(setup: Setup, loops: Sequence[Turns], progress: ManyProgress | None) -> list[Reading]:
-    progress = _one_at_a_time(progress)
-    readings = [
-        partial(Running(setup=setup, turns=turns).finish, _of_job(number, progress))
-        for number, turns in enumerate(loops)
-    ]
-    return side_by_side(readings, setup.model.backend.concurrency)
-
-
-def _shared_chunks(jobs: Sequence[WholeJob], setup: Setup) -> list[Iterable[Chunk]]:
-    """Return the chunks of each job's document; a document of several jobs is cut once.
-
-    Raises:
-        UsageError: an async iterator, which can be read once, stands in several jobs.
-    """
-    uses = Counter(id(document) for _, document, _ in jobs)
-    shared: dict[int, SharedChunks] = {}
-    for _, document, _ in jobs:
-        if uses[id(document)] == 1:
-            continue
-        if isinstance(document, AsyncIterator):
-            raise UsageError("an async iterator can be read once; collect it before reading it for several questions")
-        if id(document) not in shared:
-            shared[id(document)] = SharedChunks(setup.chunks(document))
-    return [shared.get(id(document)) or setup.chunks(document) for _, document, _ in jobs]
-
-
-def _of_job(number: int, progress: ManyProgress | None) -> Progress | None:
-    """Return the progress function of one job."""
-    return partial(progress, number) if progress else None
-
-
-def _one_at_a_time(progress: ManyProgress | None) -> ManyProgress | None:
-    """Return the progress function, called by one thread at a time."""
-    if not progress:
-        return None
-    lock = threading.Lock()
-
-    def call(number: int, step: Step) -> None:
-        with lock:
-            progress(number, step)
-
-    return call
+        return document.stat().st_size if isinstance(document, Path) else math.inf
+    except (OSError, ValueError):
+        return 0.0

@@ -306,23 +306,43 @@ class Reader(BaseReader):
         setup = self._setup.for_reading()
         return await (await in_thread(_answering, setup, question, memory, first)).aread()
 
+    def ask(
+        self, questions: Iterable[str], document: Any, *, memory: str = "", progress: ManyProgress | None = None
+    ) -> list[Reading]:
+        """Read a document once for many questions; return their readings in the order of the questions.
+
+        All questions advance together, section by section, so that the document may be an iterator of any length. This
+        is `read_many` with the document in each job. With `layout="section-shared"` a backend that caches the beginning
+        of prompts computes each section once for all questions.
+
+        Raises:
+            UsageError: `questions` is a single text, or no iterable.
+        """
+        return self.read_many(_jobs_of(questions, document, memory), progress=progress)
+
+    async def aask(
+        self, questions: Iterable[str], document: Any, *, memory: str = "", progress: ManyProgress | None = None
+    ) -> list[Reading]:
+        """`ask`, async; the document may be an async iterator."""
+        return await self.aread_many(_jobs_of(questions, document, memory), progress=progress)
+
     def read_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
         """Read for many (question, document) pairs; return the readings in the order of the jobs.
 
         A job may have a third part, the memory to start from.
 
-        A document of several jobs (the same object) is chunked once for all of them, and may then be an iterator. A
-        job that fails leaves the others untouched: its reading has `error` set. `progress` is called with the number
-        of the job and each step, from the threads that read, one call at a time.
+        Jobs of one document (the same object, or equal texts or paths) advance together: it is read and chunked once,
+        and may then be an iterator. A job that fails leaves the others untouched: its reading has `error` set.
+        `progress` is called with the number of the job and each step, from the threads that read, one call at a time.
 
         Raises:
-            UsageError: the jobs are not of this form, or one async iterator stands in several.
+            UsageError: the jobs are not of this form.
         """
         setup, unique = self._setup.for_reading(), UniqueJobs(jobs, self.journal)
         return unique.spread(read_jobs(setup, self.journal, unique.jobs, unique.renumbered(progress)))
 
     async def aread_many(self, jobs: Iterable[Job], *, progress: ManyProgress | None = None) -> list[Reading]:
-        """`read_many`, async: up to the backend's `concurrency` readings at a time, or its batches in a thread.
+        """`read_many`, async: up to the backend's `concurrency` calls at a time, or its batches in a thread.
 
         Raises:
             UsageError: as `read_many`.
@@ -391,3 +411,12 @@ def _answering(setup: Setup, question: str, memory: str, first: int) -> Running:
     setup.check(question)
     turns = turns_of_part(setup, question, None, memory=setup.checked_memory(memory), first=first)
     return Running(setup=setup, turns=turns)
+
+
+def _jobs_of(questions: Iterable[str], document: Any, memory: str) -> list[Job]:
+    """Return a job for each question."""
+    if isinstance(questions, str) or not isinstance(questions, Iterable):
+        raise UsageError(
+            f"questions has to be a list of texts, not {type(questions).__name__}; read takes a single one"
+        )
+    return [(question, document, memory) for question in questions]

@@ -175,19 +175,38 @@ class Setup:
         self._check_start(question, memory)
         yield from source
 
-    def async_chunks(self, question: str, document: Any, memory: str | NamedMemory = "") -> AsyncChunks | None:
-        """Return the chunks of an async document, for the loop; None if the document is not async."""
+    def async_chunks(
+        self,
+        question: str,
+        document: Any,
+        memory: str | NamedMemory = "",
+        source: AsyncGenerator[Chunk] | None = None,
+    ) -> AsyncChunks | None:
+        """Return the chunks of an async document, for the loop; None if the document is not async.
+
+        `source` has its chunks, if several loops share them.
+        """
         if not is_async(document):
             return None
         more = memory.search(question).more if isinstance(memory, NamedMemory) else None
-        return AsyncChunks(self._achecked_chunks(question, document, memory), more)
+        source = source or self.achunks(document)
+        return AsyncChunks(self._achecked_chunks(question, source, memory), more)
 
-    async def _achecked_chunks(self, question: str, document: Any, memory: str | NamedMemory) -> AsyncGenerator[Chunk]:
+    async def achunks(self, document: Any) -> AsyncGenerator[Chunk]:
+        """`chunks` of an async document."""
         async with aclosing(achunks(apieces(document), self._chunker())) as source:
-            await in_thread(self._check_start, question, memory)
             async for chunk in source:
                 if not chunk.text.isspace():
                     yield chunk
+
+    async def _achecked_chunks(
+        self, question: str, source: AsyncGenerator[Chunk], memory: str | NamedMemory
+    ) -> AsyncGenerator[Chunk]:
+        """`checked_chunks`, async."""
+        async with aclosing(source):
+            await in_thread(self._check_start, question, memory)
+            async for chunk in source:
+                yield chunk
 
     def _check_start(self, question: str, memory: str | NamedMemory) -> None:
         self.check(question)

@@ -15,6 +15,7 @@ from memagent_integrations.journal.memories import Search
 from memagent_integrations.loop import Turns, replayed
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import Chunk, Reading
+from memagent_integrations.schedule import Task
 from memagent_integrations.telemetry import traced
 
 Memory = str | NamedMemory
@@ -29,17 +30,18 @@ def turns_of_reading(
     document: Any,
     memory: Memory = "",
     run: str | None = None,
+    task: Task | None = None,
 ) -> Turns:
-    """Return the loop of a whole reading, which the journal records if there is one."""
+    """Return the loop of a whole reading, which the journal records if there is one; `task`: it is one of many."""
     if not isinstance(memory, str | NamedMemory):
         raise UsageError(f"the memory has to be text or a journal's NamedMemory, not {type(memory).__name__}")
     if journal:
-        return _watched(setup, _recorded(setup, journal, question, source, file_paths(document), memory, run))
+        return _watched(setup, _recorded(setup, journal, question, source, file_paths(document), memory, run), task)
     if run is not None:
         raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
     if isinstance(memory, NamedMemory):
         raise UsageError("a named memory is kept in its journal; give the reader that journal (journal=...)")
-    return _watched(setup, setup.loop(question, source, memory=memory))
+    return _watched(setup, setup.loop(question, source, memory=memory), task)
 
 
 def turns_of_part(setup: Setup, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
@@ -56,8 +58,8 @@ def turns_of_part(setup: Setup, question: str, source: Iterable[Chunk] | None, *
     return _watched(setup, setup.loop(question, source, answering=source is None, **part))
 
 
-def _watched(setup: Setup, turns: Turns) -> Turns:
-    turns = limited(turns, setup.model.calls.limits.run_timeout)
+def _watched(setup: Setup, turns: Turns, task: Task | None = None) -> Turns:
+    turns = limited(turns, setup.model.calls.limits.run_timeout, task)
     return traced(turns, model=setup.model.backend.name, answer_model=setup.answer_name, budgets=setup.budgets)
 
 

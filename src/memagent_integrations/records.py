@@ -13,7 +13,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 
 from memagent_integrations import errors, files
 from memagent_integrations.changes import marked
-from memagent_integrations.checks import Number, check_int, drop_none
+from memagent_integrations.checks import Number, check_int, check_number, drop_none
 from memagent_integrations.citations import Citation, cite
 from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.lineage import Lineage, Origin, looked_up
@@ -263,6 +263,15 @@ class Plan:
     document_tokens: int
     prompt_tokens: int
     completion_tokens: int
+
+    def price(self, *, prompt: float, completion: float) -> float:
+        """Return the most that the calls cost, given the prices of a million prompt and completion tokens.
+
+        Raises:
+            UsageError: a price is not a number of at least 0.
+        """
+        check_number(prompt=prompt, completion=completion)
+        return (self.prompt_tokens * prompt + self.completion_tokens * completion) / 1e6
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from memagent_integrations import __version__
 from memagent_integrations.cli.eval import eval_app
 from memagent_integrations.cli.memories import memories_app
 from memagent_integrations.cli.models import models_app
+from memagent_integrations.cli.plan import plan
 from memagent_integrations.cli.read import read, resume
 from memagent_integrations.cli.runs import runs_app
 from memagent_integrations.cli.streams import Terminated, abandon, safe_stderr, show, sigterm_raises, tell
@@ -105,6 +106,7 @@ def memagent(ctx: typer.Context, version: _Version = False) -> None:
 
 
 app.command("read", short_help="Read files and answer a question.")(read)
+app.command("plan", short_help="Tell what a reading would take.")(plan)
 app.command("serve", short_help="Show a journal in the browser.")(serve_journal)
 app.command("trace", short_help="Make a page of a reading.")(make_page)
 runs_app.command("resume", short_help="Go on with a reading that was interrupted.")(resume)

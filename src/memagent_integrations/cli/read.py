@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
 import typer
 
-from memagent_integrations.backends import embedded
 from memagent_integrations.calls import Limits
 from memagent_integrations.checks import drop_none
-from memagent_integrations.cli import models, options
+from memagent_integrations.cli import inputs, models, options
 from memagent_integrations.cli.cited import cited
+from memagent_integrations.cli.plan import show_plan
 from memagent_integrations.cli.progress import ReadingProgress
 from memagent_integrations.cli.runs import is_part_of, open_journal
-from memagent_integrations.cli.streams import STDIN, console, show, stdin_text, tell, text_given, write
+from memagent_integrations.cli.streams import STDIN, console, show, tell, text_given, write
 from memagent_integrations.cli.watch import WatchedReading
-from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
+from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
-from memagent_integrations.records import Layout, Plan, Reading, Step
+from memagent_integrations.records import Reading, Step
 
 _Models = tuple[str | None, str | None]
 """The names of the model, and of the one that answers, if it is another."""
@@ -43,12 +40,6 @@ _Question = Annotated[str, typer.Option("--question", "-q", help="What to answer
 _Model = Annotated[
     str, typer.Option(help="smollm2, openai:NAME, llamacpp:FILE.gguf, transformers:NAME, vllm:NAME or policy:DIR.")
 ]
-_AnswerModel = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Another model for the answer, as --model.", show_default=False)
-]
-_AnswerBaseUrl = Annotated[
-    str | None, typer.Option(metavar="URL", help="Address of the endpoint of --answer-model.", show_default=False)
-]
 _GivenModel = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="The model of the run, given again.", show_default=False)
 ]
@@ -58,19 +49,6 @@ _GivenAnswerModel = Annotated[
 ]
 _AnswerTokenizer = Annotated[
     str | None, typer.Option(metavar="T", help="Tokenizer of the model that answers.", show_default=False)
-]
-_QuestionTokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Most tokens of the question [1024].", show_default=False)
-]
-_OverlapTokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens that a chunk repeats of the one before [0].", show_default=False)
-]
-_Layout = Annotated[Layout | None, typer.Option(help="Order of the blocks in a prompt.", show_default=False)]
-_Lookup = Annotated[
-    int,
-    typer.Option(
-        metavar="K", help="Show the K best passages beside the memory for the answer [0].", show_default=False
-    ),
 ]
 _Stream = Annotated[bool, typer.Option("--stream", help="Write the answer as the model gives it.")]
 _Citations = Annotated[bool, typer.Option("--citations", help="Write the places that the answer rests on behind it.")]
@@ -143,18 +121,18 @@ def read(
     files: _Files,
     question: _Question,
     model: _Model = "smollm2",
-    answer_model: _AnswerModel = None,
+    answer_model: options.AnswerModel = None,
     base_model: options.BaseModel = None,
     chunk_tokens: options.ChunkTokens = None,
     memory_tokens: options.MemoryTokens = None,
     output_tokens: options.OutputTokens = None,
-    question_tokens: _QuestionTokens = None,
-    overlap_tokens: _OverlapTokens = None,
+    question_tokens: options.QuestionTokens = None,
+    overlap_tokens: options.OverlapTokens = None,
     window: options.Window = None,
-    layout: _Layout = None,
+    layout: options.LayoutOption = None,
     prompts: options.Prompts = None,
     base_url: options.BaseUrl = None,
-    answer_base_url: _AnswerBaseUrl = None,
+    answer_base_url: options.AnswerBaseUrl = None,
     tokenizer: options.Tokenizer = None,
     temperature: options.Temperature = None,
     stream: _Stream = False,
@@ -168,7 +146,7 @@ def read(
     call_timeout: options.CallTimeout = None,
     run_timeout: options.RunTimeout = None,
     on_lost_section: options.LostSection = None,
-    lookup: _Lookup = 0,
+    lookup: options.Lookup = 0,
     plan: _Plan = False,
     watch: _Watch = False,
     quiet: options.Quiet = False,
@@ -204,9 +182,9 @@ def read(
         ),
     )
     if plan:
-        _fetch((base_model or model, answer_model), quiet=quiet)
+        models.fetch_needed((base_model or model, answer_model), quiet=quiet)
         with make_reader() as reader:
-            _show(reader.plan(question, _document(files)), as_json=as_json)
+            show_plan(reader.plan(question, inputs.document(files)), as_json=as_json)
     else:
         names = (base_model or model, answer_model)
         _answer(partial(make_reader, journal=journal), names, question, files, start, output)
@@ -221,7 +199,7 @@ def resume(
     base_model: options.BaseModel = None,
     window: options.Window = None,
     base_url: options.BaseUrl = None,
-    answer_base_url: _AnswerBaseUrl = None,
+    answer_base_url: options.AnswerBaseUrl = None,
     tokenizer: options.Tokenizer = None,
     answer_tokenizer: _AnswerTokenizer = None,
     stream: _Stream = False,
@@ -272,14 +250,7 @@ def _check(files: Sequence[str], output: Output, *, plan: bool, journal_file: Pa
     trace = output.trace
     if output.stream and output.as_json:
         raise UsageError("--stream and --json exclude one another")
-    if files.count(STDIN) > 1 or (plan and STDIN in files):
-        raise UsageError("standard input can be read once only" + ("; a plan needs a file" if plan else ""))
-    for file in files:
-        if file != STDIN and (not Path(file).exists() or Path(file).is_dir()):
-            problem = "it is a directory" if Path(file).is_dir() else "there is no such file"
-            raise UsageError(f"cannot read {file}: {problem}")
-    if STDIN in files and sys.stdin is None:
-        raise UsageError("standard input is closed")
+    inputs.check(files, twice=plan)
     if trace and (trace.is_dir() or not os.access(trace.parent, os.W_OK)):
         raise UsageError(f"cannot write {trace}")
     if trace and journal_file and (trace == journal_file or is_part_of(trace, journal_file)):
@@ -292,20 +263,6 @@ def _stat(file: str) -> os.stat_result:
     return os.fstat(0) if file == STDIN else Path(file).stat()
 
 
-def _fetch(names: _Models, *, quiet: bool) -> None:
-    """Fetch embedded models if necessary; nothing is fetched when the package that runs them is missing."""
-    for name in map(models.weights_of, filter(None, names)):
-        if name in embedded.EMBEDDED and not find_spec("xllamacpp"):
-            raise MissingExtra.extra("xllamacpp", "llamacpp")
-        models.fetch(name, quiet=quiet)
-
-
-def _show(plan: Plan, *, as_json: bool) -> None:
-    numbers = dataclasses.asdict(plan)
-    lines = "\n".join(f"{name.replace('_', ' ')}: {number}" for name, number in numbers.items())
-    show(json.dumps(numbers) if as_json else lines)
-
-
 def _answer(
     make_reader: Callable[[], Reader],
     names: _Models,
@@ -315,7 +272,7 @@ def _answer(
     output: Output,
 ) -> None:
     """Load the models, read, and write the answer."""
-    _fetch(names, quiet=output.quiet)
+    models.fetch_needed(names, quiet=output.quiet)
     display = partial(WatchedReading, question=question) if output.watch else ReadingProgress
     loading = display(console(), f"loading {' and '.join(filter(None, names))}", quiet=output.quiet)
     with loading as progress, make_reader() as reader:
@@ -352,11 +309,11 @@ def _read(
 
     arguments = start.arguments(reader)
     rereadable = all(file != STDIN and Path(file).is_file() for file in files)  # a pipe can be read only once
-    progress.begin(reader.plan(question, _document(files)) if rereadable and not progress.quiet else None)
+    progress.begin(reader.plan(question, inputs.document(files)) if rereadable and not progress.quiet else None)
     try:
         if output.stream:
-            return _stream(reader.stream(question, _document(files), **arguments), progress, on_step)
-        return reader.read(question, _document(files), progress=on_step, **arguments)
+            return _stream(reader.stream(question, inputs.document(files), **arguments), progress, on_step)
+        return reader.read(question, inputs.document(files), progress=on_step, **arguments)
     except (MemAgentError, KeyboardInterrupt) as error:
         if output.trace and steps:
             unfinished = Reading(
@@ -390,8 +347,3 @@ def _stream(
                 answering = True
             write(event, newline=False)
     raise AssertionError("a stream ends with a reading")
-
-
-def _document(files: Sequence[str]) -> Any:
-    parts = [stdin_text() if file == STDIN else Path(file) for file in files]
-    return parts[0] if len(parts) == 1 else parts

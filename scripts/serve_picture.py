@@ -8,14 +8,13 @@ Needs Chromium, its driver, and selenium.
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 import threading
 from contextlib import chdir
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from selenium import webdriver
+from browsing import browser
 from selenium.webdriver.support.ui import WebDriverWait
 
 from memagent_integrations import Journal, Reader
@@ -45,21 +44,10 @@ def main() -> None:
 
 def shoot(url: str, chunks: int, picture: Path) -> None:
     """Save a screenshot of the page once it shows this many chunks."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for argument in ("--headless=new", "--no-sandbox", "--hide-scrollbars"):
-        options.add_argument(argument)
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    try:
-        browser.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": 1200, "height": 800, "deviceScaleFactor": 1, "mobile": False},
-        )
-        browser.get(url)
-        WebDriverWait(browser, 600).until(lambda page: len(page.find_elements("css selector", "#steps li")) >= chunks)
-        browser.save_screenshot(str(picture))
-    finally:
-        browser.quit()
+    with browser(1200, 800) as page:
+        page.get(url)
+        WebDriverWait(page, 600).until(lambda _: len(page.find_elements("css selector", "#steps li")) >= chunks)
+        page.save_screenshot(str(picture))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from memagent_integrations.cli.streams import show
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import baselines, harness, plots, published, report, tasks
 from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.leaderboard import Leaderboard
 from memagent_integrations.evaluation.prices import Prices
 from memagent_integrations.evaluation.results import Result, Results, merged
 from memagent_integrations.evaluation.ruler import LengthOf, of_prompt, with_example
@@ -75,6 +76,15 @@ _ResultFiles = Annotated[
 _Folder = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", help="Write tables and pictures here.", show_default=False),
+]
+_Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="PAGE.html",
+        help="Write a page of it, with every sample and its memories.",
+        show_default=False,
+    ),
 ]
 _Against = Annotated[
     str | None,
@@ -206,6 +216,7 @@ def _task(name: str, data: Data, common: Sequence[int] | None) -> Task:
 def report_results(
     result_files: _ResultFiles,
     output: _Folder = None,
+    html: _Html = None,
     against: _Against = None,
     prompt_price: _PromptPrice = None,
     completion_price: _CompletionPrice = None,
@@ -217,18 +228,25 @@ def report_results(
 
     A second table tells what a right answer took: tokens, seconds and, with prices, money.
 
-    With --output it is also written as CSV, with pictures.
+    With --output it is also written as CSV, with pictures. With --html it is also written as a page that needs no
+    network: the tables, what facts survived, and behind each score its samples and their memories.
     """
+    if html and any(html.exists() and file.exists() and html.samefile(file) for file in result_files):
+        raise UsageError(f"the page would overwrite the results: {html}")
     prices = _prices(prompt_price, completion_price, cached_price)
-    sources = [Results(file) for file in result_files]
+    board = Leaderboard() if html else None
+    sources = [Results(file, on_result=board.add if board else None) for file in result_files]
     results = merged(sources)
     rows = report.rows(results, sources[0].settings, prices=prices)
     text = _tables(rows)
+    compared = report.compared(results, against) if against else []
     if against:
-        text += f"\n\n## {against} beside the others\n\n{report.comparisons(report.compared(results, against))}"
+        text += f"\n\n## {against} beside the others\n\n{report.comparisons(compared)}"
     show(text)
     if output:
         _write(output, results, rows, text)
+    if html and board:
+        files.write(html, board.page(results, rows, sources[0].settings, compared))
 
 
 def _tables(rows: Sequence[report.Row]) -> str:

@@ -134,13 +134,9 @@ def compared(results: Sequence[Result], reader: str) -> list[Versus]:
 
 def markdown(table: Sequence[Row]) -> str:
     """Return the table as Markdown; published figures of another setup follow under headings that say what differs."""
-    hidden = set() if any(row.too_long for row in table) else {"too long"}
-    shown = [_cells(row) for row in table if not row.differs]
-    parts = [_table([{name: cell for name, cell in cells.items() if name not in hidden} for cells in shown])]
-    for differs in dict.fromkeys(row.differs for row in table if row.differs):
-        cells = [_cells(row) for row in table if row.differs == differs]
-        shown = [{name: cell[name] for name in ("task", "length", "reader", "score", "n")} for cell in cells]
-        parts.append(f"## Published, and not measured in the same way\n\nThey differ in: {differs}.\n\n{_table(shown)}")
+    parts = [_table(cells([row for row in table if not row.differs]))]
+    for differs, rows in differing(table).items():
+        parts.append(f"## Published, and not measured in the same way\n\nThey differ in: {differs}.\n\n{_table(rows)}")
     return "\n\n".join(parts)
 
 
@@ -149,8 +145,34 @@ def per_answer(table: Sequence[Row]) -> str:
 
     A reader without a right answer has none of these.
     """
+    return f"## For each right answer\n\n{_table(cells_per_answer(table))}"
+
+
+def comparisons(table: Sequence[Versus]) -> str:
+    """Return the comparisons as a Markdown table."""
+    return _table(cells_of_comparisons(table))
+
+
+def cells(table: Sequence[Row]) -> list[dict[str, str]]:
+    """Return the rows as they are shown: texts by the names of the columns."""
+    hidden = set() if any(row.too_long for row in table) else {"too long"}
+    return [{name: cell for name, cell in _cells(row).items() if name not in hidden} for row in table]
+
+
+def differing(table: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
+    """Return the published figures of another setup as they are shown, by what differs."""
+    names = ("task", "length", "reader", "score", "n")
+    found: dict[str, list[dict[str, str]]] = {}
+    for row in table:
+        if row.differs:
+            found.setdefault(row.differs, []).append({name: _cells(row)[name] for name in names})
+    return found
+
+
+def cells_per_answer(table: Sequence[Row]) -> list[dict[str, str]]:
+    """Return what a right answer took as it is shown, for each row that was measured."""
     measured = [row for row in table if not row.published]
-    cells = [
+    shown = [
         {
             **{name: cell for name, cell in _cells(row).items() if name in ("task", "length", "reader", "score")},
             "right": f"{row.right:g} of {row.n}",
@@ -161,13 +183,13 @@ def per_answer(table: Sequence[Row]) -> str:
         for row in measured
     ]
     if all(row.cost is None for row in measured):
-        cells = [{name: cell for name, cell in row.items() if name != "cost"} for row in cells]
-    return f"## For each right answer\n\n{_table(cells)}"
+        return [{name: cell for name, cell in row.items() if name != "cost"} for row in shown]
+    return shown
 
 
-def comparisons(table: Sequence[Versus]) -> str:
-    """Return the comparisons as a Markdown table."""
-    cells = [
+def cells_of_comparisons(table: Sequence[Versus]) -> list[dict[str, str]]:
+    """Return the comparisons as they are shown."""
+    return [
         {
             "task": each.task,
             "length": f"{each.length:,}",
@@ -179,7 +201,6 @@ def comparisons(table: Sequence[Versus]) -> str:
         }
         for each in table
     ]
-    return _table(cells)
 
 
 def as_csv(table: Sequence[Row]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -93,18 +93,26 @@ class Results:
         path: the file.
         settings: those of a run that is going to write; None to read a file whatever its settings.
         notes: what else to record when the file is created.
+        on_result: is called with each result that is read from the file, its reading included. Of two with the same key
+            the later one counts.
 
     Raises:
         UsageError: the file is not a file of results, or was made with other settings.
     """
 
     def __init__(
-        self, path: str | Path, settings: Mapping[str, Any] | None = None, notes: Mapping[str, Any] | None = None
+        self,
+        path: str | Path,
+        settings: Mapping[str, Any] | None = None,
+        notes: Mapping[str, Any] | None = None,
+        *,
+        on_result: Callable[[Result], None] | None = None,
     ) -> None:
         self.path = Path(path)
         self.settings = json.loads(json.dumps(dict(settings or {}), default=str))
         self.notes = dict(notes or {})
         self._results: dict[Key, Result] = {}
+        self._on_result = on_result
         self._required = None if settings is None else self.settings
         self._lines, self._end = 0, 0  # number of complete lines read or written, and the offset behind them
         self._load()
@@ -167,6 +175,8 @@ class Results:
             except ValidationError as error:
                 message = files.first_error(error)
                 raise UsageError(f"{self.path}, line {self._lines + 1}, is no result: {message}") from error
+            if self._on_result:
+                self._on_result(result)
             self._results[result.key] = replace(result, reading=None)
         self._lines, self._end = self._lines + 1, self._end + len(line)
 

@@ -20,7 +20,7 @@ from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
 from memagent_integrations.files import reason
 from memagent_integrations.journal import Journal, Run
 from memagent_integrations.serve.readings import BackgroundReadings, Resume
-from memagent_integrations.trace import data, page_shell
+from memagent_integrations.trace import build_page, data
 
 try:
     import uvicorn
@@ -266,4 +266,4 @@ def _show_page(request: Request) -> Response:
 def _page() -> str:
     folder = resources.files(__package__)
     script, style = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("live.js", "live.css"))
-    return page_shell("memagent", script=script, style=style)
+    return build_page("memagent", script=script, style=style, served=True)

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
 from memagent_integrations import files
 from memagent_integrations.changes import difference
@@ -22,22 +22,26 @@ from memagent_integrations.records import Reading, Step, Usage
 
 def page(reading: Reading) -> str:
     """Return the page as HTML."""
-    escaped = json.dumps(data(reading)).replace("<", "\\u003c")  # so that no text can end the script element
-    return _render(reading.question, escaped)
+    return build_page(reading.question, data=escaped_json(data(reading)))
 
 
-def page_shell(title: str, *, script: str, style: str) -> str:
-    """Return the page without a reading, as HTML.
+def build_page(
+    title: str, *, template: str = '{% extends "page.html" %}', script: str = "", style: str = "", **values: Any
+) -> str:
+    """Return a page that shows readings, as HTML.
 
-    `script` fetches the reading from the server that the page came from, and may use the functions of `page.js`.
+    `template` is the text of a Jinja template that extends `page.html`; it gets `values`: `data` is the reading that
+    the page holds, `served` whether it may fetch from the server that it came from. `script` may use the functions of
+    `page.js`.
     """
-    return _render(title, "", script, style)
-
-
-def _render(title: str, reading_json: str, script: str = "", style: str = "") -> str:
     script, style = _resource("page.js") + script, _resource("page.css") + style
-    hashes = {"script_hash": _hash(script), "style_hash": _hash(style)}
-    return _template().render(title=title, data=reading_json, script=script, style=style, **hashes)
+    values |= {"title": title, "script": script, "style": style}
+    return _template(template).render(script_hash=_hash(script), style_hash=_hash(style), **values)
+
+
+def escaped_json(value: Any) -> str:
+    """Return the value as JSON that no text in it can lead out of a script element."""
+    return json.dumps(value).replace("<", "\\u003c")
 
 
 def save_trace(reading: Reading, path: str | Path) -> None:
@@ -59,7 +63,7 @@ def data(reading: Reading, *, start: int = 0) -> dict[str, Any]:
         "model": reading.model,
         "seconds": reading.seconds,
         "tokens": _token_counts(reading.usage),
-        "steps": [_step_data(step) for step in reading.steps[start:] if step.phase == "memory"],
+        "steps": [_compared(step) for step in reading.steps[start:] if step.phase == "memory"],
         "statements": [{"text": text, "places": places} for text, places in _places(reading).items()],
     }
 
@@ -73,7 +77,12 @@ def _places(reading: Reading) -> dict[str, list[list[Any]]]:
     return places
 
 
-def _step_data(step: Step) -> dict[str, Any]:
+def _compared(step: Step) -> dict[str, Any]:
+    return step_data(step) | {"diff": list(difference(step.memory_before, step.memory))}
+
+
+def step_data(step: Step) -> dict[str, Any]:
+    """Return what the page shows of a step besides its memory, ready for JSON."""
     span = step.span
     return {
         "index": step.index,
@@ -85,7 +94,6 @@ def _step_data(step: Step) -> dict[str, Any]:
         "tokens": _token_counts(step.reply.usage),
         "span": [span.start, span.end, span.tokens] if span else None,
         "sources": [[each.document_id, each.page, each.start, each.end] for each in span.sources] if span else [],
-        "diff": list(difference(step.memory_before, step.memory)),
         "reply": step.reply.text if step.outcome == "kept" else None,
     }
 
@@ -103,5 +111,6 @@ def _hash(text: str) -> str:
 
 
 @cache
-def _template() -> Template:
-    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_resource("page.html"))
+def _template(text: str) -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, loader=FunctionLoader(_resource))
+    return environment.from_string(text)

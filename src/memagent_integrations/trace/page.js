@@ -11,6 +11,7 @@ const memory = (step) => step.diff.filter(([sign]) => sign >= 0).map(([, text]) 
 // the reading; for each step, its memory in lower case and its list item; the step on the page; the steps that match
 let reading, memories, items, current, shown;
 let whenShown = (position, focus) => { if (focus) history.replaceState(null, "", `#${position + 1}`); };
+let linkedStep = () => Number(location.hash.slice(1)) - 1;
 
 function load(newReading) {
   reading = { ...newReading, steps: [] };
@@ -158,7 +159,7 @@ function move(by) {
 
 byId("search").addEventListener("input", search);
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!reading || event.ctrlKey || event.metaKey || event.altKey) return;
   const searching = document.activeElement === byId("search");
   if (event.key === "Escape" && searching) {
     byId("search").value = "";
@@ -179,7 +180,7 @@ document.addEventListener("keydown", (event) => {
 // Show the step that the address names, or else the last one.
 const open = () => {
   if (!reading || !reading.steps.length) return;
-  const position = Number(location.hash.slice(1)) - 1;
+  const position = linkedStep();
   const last = reading.steps.length - 1;
   show(position >= 0 && position <= last ? position : last);
 };

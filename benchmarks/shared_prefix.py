@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from memagent_integrations.backends import embedded
+from memagent_integrations.backends.prefixes import Bundle, bundles, whole
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.forward import forwards
 from memagent_integrations.training.policy import start, trainable
-from memagent_integrations.training.prefixes import Bundle, bundles, whole
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Lora, Settings
 

@@ -33,10 +33,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 from memagent_integrations.backends import embedded
+from memagent_integrations.backends.prefixes import whole
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.forward import forwards
 from memagent_integrations.training.policy import start, trainable
-from memagent_integrations.training.prefixes import whole
 from memagent_integrations.training.sampler import Sampler
 from memagent_integrations.training.settings import Lora, Settings
 

@@ -305,6 +305,97 @@ def test_reads_many_documents_side_by_side(load: Load, tmp_path: Path) -> None:
     assert [reading.answer for reading in many] == [reader.read(*job).answer for job in jobs]
 
 
+SECTION = "the memory of the reader, of which the question is. " * 12
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_config(make_model(tmp_path_factory.mktemp("wide") / "model"), max_position_embeddings=4096)
+
+
+def with_config(folder: Path, **settings: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    return folder
+
+
+def about(section: str, *questions: str, tokens: int = 12) -> list[Prompt]:
+    return [
+        Prompt(index=0, phase="memory", messages=(Message(role="user", content=section + text),), max_tokens=tokens)
+        for text in questions
+    ]
+
+
+def replies_of(backend: TransformersBackend, prompts: list[Prompt]) -> list[Reply]:
+    replies = backend.complete_batch(prompts)
+    assert all(isinstance(reply, Reply) for reply in replies), replies
+    return replies  # type: ignore[return-value]
+
+
+def test_a_beginning_that_prompts_share_is_computed_once_with_the_same_replies(load: Load, wide: Path) -> None:
+    prompts = about(SECTION, *(f"{word} question?" for word in ("first", "other", "a third", "of the memory", "last")))
+    plain = replies_of(load(wide, share=False, batch_size=3), prompts)
+    shared = replies_of(load(wide, batch_size=3), prompts)
+    assert [reply.text for reply in shared] == [reply.text for reply in plain]
+    assert len({reply.text for reply in plain}) > 1
+    assert [reply.usage.cached_tokens for reply in plain] == [0] * 5
+    cached = sorted(reply.usage.cached_tokens or 0 for reply in shared)
+    assert cached[0] == 0
+    assert len(set(cached[1:])) == 1
+    assert cached[1] > 0.9 * min(reply.usage.prompt_tokens or 0 for reply in plain)
+
+
+def test_the_last_beginning_is_kept_for_the_next_call(load: Load, wide: Path) -> None:
+    backend = load(wide)
+    one, two, three, other = about(SECTION, "first?", "second?", "the third of the questions?", "")
+    other = about(SECTION[: len(SECTION) // 2], "another text " * 30)[0]
+    replies_of(backend, [one, two])
+    again = replies_of(backend, [three])[0]
+    alone = replies_of(load(wide, share=False), [three])[0]
+    assert again.text == alone.text
+    assert (again.usage.cached_tokens or 0) > 0.8 * (again.usage.prompt_tokens or 0)
+    assert replies_of(backend, [other])[0].usage.cached_tokens == 0, "less than half of it is known"
+    mixed = replies_of(backend, [three, *about("nothing alike", "?")])
+    assert mixed[0].text == alone.text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    ],
+    ids=["sliding window", "positions by length"],
+)
+def test_models_that_cannot_share_compute_each_prompt_as_a_whole(
+    load: Load, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    folder = with_config(make_model(tmp_path / "model"), max_position_embeddings=4096, **settings)
+    prompts = about(SECTION, "first?", "second?")
+    backend = load(folder)
+    assert [reply.usage.cached_tokens for reply in replies_of(backend, prompts)] == [0, 0]
+    assert not backend.share
+    alone = replies_of(load(folder, share=False), prompts)
+    assert [reply.text for reply in replies_of(backend, prompts)] == [reply.text for reply in alone]
+
+
+def test_many_questions_compute_each_section_once(load: Load, wide: Path) -> None:
+    sizes = {"chunk_tokens": 900, "memory_tokens": 16, "output_tokens": 16, "layout": "section-shared"}
+    questions = [f"What of {word}?" for word in ("one", "two", "three", "four", "five", "six")]
+    document = "".join(f"{number} of the memory of the reader. " for number in range(120))
+    readings = {
+        share: Reader(load(wide, batch_size=4, share=share), on_lost_section="skip", **sizes).ask(questions, document)
+        for share in (True, False)
+    }
+    assert [[step.memory for step in reading.steps] for reading in readings[True]] == [
+        [step.memory for step in reading.steps] for reading in readings[False]
+    ]
+    for number in range(len(readings[True][0].steps) - 1):
+        usages = [reading.steps[number].reply.usage for reading in readings[True]]
+        assert sorted(usage.cached_tokens or 0 for usage in usages)[:2].count(0) == 1
+        assert sum(usage.cached_tokens or 0 for usage in usages) > 0.5 * sum(u.prompt_tokens or 0 for u in usages)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -18,8 +18,8 @@ NAME = "memagent_integrations"
 ROOT = Path(memagent_integrations.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
 HOMES = {  # heavy package -> the only files and folders that may import it
-    "torch": {"backends/transformers.py", "backends/gguf_adapter.py", "training/"},
-    "transformers": {"backends/transformers.py", "training/"},
+    "torch": {"backends/transformers.py", "backends/past.py", "backends/gguf_adapter.py", "training/"},
+    "transformers": {"backends/transformers.py", "backends/past.py", "training/"},
     "accelerate": {"training/"},
     "safetensors": {"training/"},
     "peft": {"backends/transformers.py", "backends/gguf_adapter.py", "training/"},

@@ -16,11 +16,11 @@ pytest.importorskip("accelerate")
 
 from helpers.tiny_trainer import by_key, draw, echo, letters, reader_of, trainer, weights  # noqa: E402
 
+from memagent_integrations.backends.prefixes import whole  # noqa: E402
 from memagent_integrations.errors import BackendError, UsageError  # noqa: E402
 from memagent_integrations.training.forward import scores  # noqa: E402
 from memagent_integrations.training.metrics import Sums  # noqa: E402
 from memagent_integrations.training.policy import swapped  # noqa: E402
-from memagent_integrations.training.prefixes import whole  # noqa: E402
 from memagent_integrations.training.rollouts import load_reward  # noqa: E402
 from memagent_integrations.training.sampler import Sampler  # noqa: E402
 from memagent_integrations.training.settings import Lora  # noqa: E402

@@ -27,11 +27,11 @@ from transformers import (  # noqa: E402  # noqa: E402
     Qwen2ForCausalLM,
 )
 
+from memagent_integrations.backends.prefixes import Bundle, bundles, whole  # noqa: E402
 from memagent_integrations.training import forward  # noqa: E402
 from memagent_integrations.training.batches import deal  # noqa: E402
 from memagent_integrations.training.conversations import Sampled  # noqa: E402
 from memagent_integrations.training.forward import cannot_share, forwards, scores  # noqa: E402
-from memagent_integrations.training.prefixes import Bundle, bundles, whole  # noqa: E402
 
 pytestmark = [PEFT_WARNS, pytest.mark.heavy]
 

@@ -18,13 +18,13 @@ from peft import LoraConfig, get_peft_model  # noqa: E402
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from memagent_integrations.backends import transformers as backend  # noqa: E402
+from memagent_integrations.backends.prefixes import Bundle, whole  # noqa: E402
 from memagent_integrations.errors import UsageError  # noqa: E402
 from memagent_integrations.training import forward, memory  # noqa: E402
 from memagent_integrations.training.conversations import Sampled  # noqa: E402
 from memagent_integrations.training.forward import forwards, padded  # noqa: E402
 from memagent_integrations.training.memory import Room, room, sampling_tokens  # noqa: E402
 from memagent_integrations.training.optimizer import MasterAdamW  # noqa: E402
-from memagent_integrations.training.prefixes import Bundle, whole  # noqa: E402
 
 pytestmark = [PEFT_WARNS, pytest.mark.heavy]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 import time
 import traceback
 import warnings
+from array import array
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
@@ -17,6 +19,7 @@ from typing import Any
 
 from memagent_integrations import files
 from memagent_integrations.backends.in_process import BatchBackend, ChatTokenizer, one_line
+from memagent_integrations.backends.prefixes import bundles, whole
 from memagent_integrations.checks import check_number
 from memagent_integrations.errors import BackendClosed, BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
@@ -32,8 +35,12 @@ try:
         StoppingCriteriaList,
     )
     from transformers.generation.streamers import BaseStreamer
+
+    from memagent_integrations.backends.past import PrefixCache, SharedStart
 except ImportError as error:
     raise MissingExtra.extra(error.name or str(error), "transformers") from error
+
+_log = logging.getLogger(__name__)
 
 # CUDA's message, and the CPU allocator's on Linux and on Windows
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
@@ -56,8 +63,12 @@ class TransformersBackend(BatchBackend):
     tokens are used: a repetition penalty, for one, would keep the model from copying its memory. With `seed`, the same
     batch gives the same replies.
 
-    `usage.cached_tokens` is 0, because nothing is kept from one call to the next. Calls from several threads run one
-    after the other. `model` is the torch module, `tokenizer` that of transformers.
+    Where prompts begin alike for half of their length and more, as those of many questions about one section do with
+    the layout "section-shared", that beginning is computed once; `usage.cached_tokens` says of how many tokens that
+    saved the computation. The last such beginning is kept for the next call. Without `share`, and for models whose
+    layers do not all see the whole text, each prompt is computed as a whole.
+
+    Calls from several threads run one after the other. `model` is the torch module, `tokenizer` that of transformers.
 
     Raises:
         UsageError: a setting is wrong, or the model or its adapter cannot be loaded.
@@ -73,6 +84,7 @@ class TransformersBackend(BatchBackend):
         device: str | None = None,
         dtype: str | torch.dtype | None = None,
         batch_size: int = 8,
+        share: bool = True,
         window: int | None = None,
         temperature: float = 0.0,
         top_p: float = 1.0,
@@ -94,6 +106,7 @@ class TransformersBackend(BatchBackend):
         check_number(least=1e-6, most=1, top_p=top_p)
         self.temperature, self._top_p, self._seed = temperature, top_p, seed
         self._lock = threading.Lock()
+        self.share, self._prefixes = share, PrefixCache()
         options["trust_remote_code"] = trust_remote_code
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         with _loading(str(model), "give a Hugging Face name, a folder that save_pretrained wrote, or a GGUF file"):
@@ -127,8 +140,12 @@ class TransformersBackend(BatchBackend):
 
     def _groups(self, rows: Mapping[int, Sequence[int]], limits: Mapping[int, int]) -> Iterator[tuple[list[int], int]]:
         """Yield indices of rows to compute together, and how many tokens at their start to compute once for all."""
-        order = sorted(rows, key=lambda index: len(rows[index]))
-        yield from ((order[start : start + self.batch_size], 0) for start in range(0, len(order), self.batch_size))
+        indices = list(rows)
+        prompts = [array("i", rows[index]) for index in indices]
+        for bundle in bundles(prompts) if self.share else [whole(prompts)]:
+            order = sorted((indices[number] for number in bundle.rows), key=lambda index: len(rows[index]))
+            for start in range(0, len(order), self.batch_size):
+                yield order[start : start + self.batch_size], bundle.shared
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """Yield the reply's text in pieces, and the whole `Reply` last.
@@ -153,7 +170,7 @@ class TransformersBackend(BatchBackend):
         finally:
             tokens.abandoned.set()
             worker.join()
-        reply = self._reply(row, written, started)
+        reply = self._reply(row, written, 0, started)
         if rest := reply.text.removeprefix(sent):
             yield rest
         yield reply
@@ -162,21 +179,35 @@ class TransformersBackend(BatchBackend):
         """Free the model's memory."""
         with self._lock:
             self.model = None
+            self._prefixes.clear()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
     def _replies(self, rows: list[list[int]], limits: list[int], shared: int) -> list[Reply | MemAgentError]:
         started = time.perf_counter()
         try:
-            written = self._generate(rows, limits, shared=shared)
+            start = self._start(rows, shared)
+            past: dict[str, Any] = {"shared": start.tokens, "past_key_values": start.cache} if start else {}
+            written = self._generate(rows, limits, **past)
         except BackendError as error:  # a copy for each prompt, since each is raised on its own
             return [copy_error(error) for _ in rows]
-        return [self._reply(row, ids, started) for row, ids in zip(rows, written, strict=True)]
+        cached = start.cached if start else [0] * len(rows)
+        return [self._reply(*each, started) for each in zip(rows, written, cached, strict=True)]
 
-    def _reply(self, row: list[int], written: list[int], started: float) -> Reply:
+    def _start(self, rows: list[list[int]], shared: int) -> SharedStart | None:
+        """Return what the rows begin with, already computed; None: each is computed as a whole."""
+        with self._lock, self._errors(len(rows)):
+            try:
+                return self._prefixes.start(self.model, rows, shared) if self.share and self.model else None
+            except ValueError as error:
+                _log.info("%s shares no beginnings of prompts: %s", self.name, error)
+                self.share = False
+                return None
+
+    def _reply(self, row: list[int], written: list[int], cached: int, started: float) -> Reply:
         return Reply(
             text=self._text(written),
-            usage=Usage(prompt_tokens=len(row), completion_tokens=len(written), cached_tokens=0),
+            usage=Usage(prompt_tokens=len(row), completion_tokens=len(written), cached_tokens=cached),
             finish_reason="stop" if written[-1] in self._ends else "length",
             seconds=time.perf_counter() - started,
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memagent_integrations.backends.prefixes import Bundle, bundles, whole
 from memagent_integrations.training.conversations import Sampled
-from memagent_integrations.training.prefixes import Bundle, bundles, whole
 
 
 def deal(rows: Sequence[Sampled], parts: int, *, share: bool) -> list[list[Bundle]]:

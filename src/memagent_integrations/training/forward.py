@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
+from memagent_integrations.backends.past import Past
+from memagent_integrations.backends.prefixes import Bundle
 from memagent_integrations.training.attention import sharing
 from memagent_integrations.training.conversations import Sampled
-from memagent_integrations.training.prefixes import Bundle, Ids
 
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-6}
 """Nats by which two computations of one log-probability may differ, by dtype; other dtypes: `_ROUGH`."""
@@ -106,28 +106,6 @@ def _row(ids: Sequence[int], prompt: int) -> Sampled:
     return Sampled(
         text="", prompt_ids=array("i", ids[:prompt]), output_ids=array("i", ids[prompt:]), logprobs=array("f")
     )
-
-
-class Past:
-    """The keys and values of a prefix, computed once for many rows, without gradients.
-
-    Raises:
-        ValueError: a layer of the model sees only a part of the text.
-    """
-
-    def __init__(self, model: Any, ids: Ids) -> None:
-        cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
-        inputs = torch.tensor([ids.tolist()], device=model.device)
-        with torch.no_grad():
-            model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        if any(layer.is_sliding for layer in cache.layers):
-            raise ValueError("its layers see a part of the text")
-        self._states = [state for layer in cache.layers for state in (layer.keys, layer.values)]
-
-    def cache(self, rows: int) -> DynamicCache:
-        """Return a cache for this many rows at once."""
-        states = iter(state.expand(rows, -1, -1, -1) for state in self._states)
-        return DynamicCache(list(zip(states, states, strict=True)))
 
 
 def padded(tokens: int) -> int:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memagent_integrations.backends.prefixes import Bundle
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.forward import MicroBatch, forwards
 from memagent_integrations.training.losses import correction, kl, token_loss
 from memagent_integrations.training.metrics import Sums
-from memagent_integrations.training.prefixes import Bundle
 from memagent_integrations.training.settings import Settings
 
 

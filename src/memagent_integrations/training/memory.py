@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from memagent_integrations.backends.prefixes import whole
 from memagent_integrations.errors import UsageError
 from memagent_integrations.training.conversations import Sampled
 from memagent_integrations.training.forward import forwards
-from memagent_integrations.training.prefixes import whole
 
 _SHARE = 0.6  # of the free memory: the rest is for what torch keeps between passes, and for other programs
 _MOST = 16_384  # tokens; more at once is not faster

@@ -6,7 +6,6 @@ import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,14 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from memagent_integrations.backends.in_process import ChatTokenizer
+from memagent_integrations.backends.past import Past
+from memagent_integrations.backends.prefixes import bundles, whole
 from memagent_integrations.backends.transformers import TransformersBackend, copy_error
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import BackendError, MemAgentError, UsageError
 from memagent_integrations.records import Message, Prompt, Reply
 from memagent_integrations.training.conversations import Sampled
-from memagent_integrations.training.forward import Past
 from memagent_integrations.training.memory import sampling_tokens
-from memagent_integrations.training.prefixes import bundles, whole
 
 _SIDE_BY_SIDE = 1 << 16  # readings
 
@@ -66,7 +65,6 @@ class Sampler(TransformersBackend):
             names = " or ".join(sorted(refused))
             raise UsageError(f"a Sampler takes no {names}: what it samples has to be what training computes")
         super().__init__(model, temperature=temperature, batch_size=_SIDE_BY_SIDE, **options)
-        self.share = True
         most = 131_072 if self.model.device.type == "cuda" else 32_768
         self._most_tokens = tokens or sampling_tokens(self.model, most)
         # The rollouts of a group read the same texts, whose tokens are kept.
@@ -121,7 +119,7 @@ class Sampler(TransformersBackend):
         recorder = _Recorder(self.temperature or 1.0)
         processors = LogitsProcessorList([recorder])
         try:
-            past = {"past_key_values": self._past(rows[0][:shared], len(rows))} if shared else {}
+            past = {"past_key_values": self._computed(rows[0][:shared], len(rows))} if shared else {}
             written = self._generate(rows, limits, shared=shared, logits_processor=processors, **past)
         except BackendError as error:
             return [copy_error(error) for _ in rows]
@@ -131,15 +129,15 @@ class Sampler(TransformersBackend):
             for number, (row, ids, logprobs) in enumerate(replies)
         ]
 
-    def _past(self, ids: list[int], rows: int) -> Any:
-        with self._lock, self._errors(rows), torch.no_grad():
-            return Past(self.model, array("i", ids)).cache(rows)
+    def _computed(self, ids: list[int], rows: int) -> Any:
+        with self._lock, self._errors(rows):  # kept for no other call: the weights change
+            return Past(self.model, ids).cache(rows)
 
     def _sampled(self, row: list[int], ids: list[int], logprobs: list[float], started: float, cached: int) -> Sampled:
-        reply = self._reply(row, ids, started)
+        reply = self._reply(row, ids, cached, started)
         return Sampled(
             text=reply.text,
-            usage=replace(reply.usage, cached_tokens=cached),
+            usage=reply.usage,
             finish_reason=reply.finish_reason,
             seconds=reply.seconds,
             prompt_ids=array("i", row),

@@ -19,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from pydantic import ConfigDict
 
+from memagent_integrations.backends.prefixes import bundles
 from memagent_integrations.checks import check_int
 from memagent_integrations.errors import UsageError
 from memagent_integrations.reader import Reader
@@ -30,7 +31,6 @@ from memagent_integrations.training.forward import forwards
 from memagent_integrations.training.metrics import Sums
 from memagent_integrations.training.mixture import Drawn
 from memagent_integrations.training.policy import recomputing
-from memagent_integrations.training.prefixes import bundles
 from memagent_integrations.training.settings import Schedule, Settings
 
 _FROM_TRAINING = ("lora", "embeddings", "gradient_checkpointing", "seed")

@@ -19,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from memagent_integrations.backends.prefixes import Bundle
 from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.reader import Reader
 from memagent_integrations.training import metrics
@@ -30,7 +31,6 @@ from memagent_integrations.training.learning import Rows, backward
 from memagent_integrations.training.metrics import Sums
 from memagent_integrations.training.mixture import Drawn
 from memagent_integrations.training.policy import recomputing, swapped
-from memagent_integrations.training.prefixes import Bundle
 from memagent_integrations.training.rollouts import Failure, Reward, Rollout, answer_reward, roll_out
 from memagent_integrations.training.settings import Settings
 

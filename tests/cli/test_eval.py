@@ -128,27 +128,6 @@ def test_lengths_and_examples_as_in_ruler(server: Loopback, folder: Path) -> Non
     assert refused.exit_code == 2
 
 
-def test_ruler_hqa_as_published(server: Loopback, folder: Path) -> None:
-    (folder / "hotpotqa").mkdir()
-    rows = [{"context": "Document 1:\nIt is 7.", "input": "Which?", "answers": ["7"], "num_docs": 50, "index": 0}]
-    (folder / "hotpotqa" / "eval_50.json").write_text(json.dumps(rows))
-    templates = {"TEMPLATE": "{prompt} {memory} {chunk}", "TEMPLATE_FINAL": "{prompt} {memory}, and say it"}
-    (folder / "recurrent.py").write_text("".join(f"{name} = {text!r}\n" for name, text in templates.items()))
-    done = run(
-        server,
-        *("-t", "ruler_hqa_published@50", "--data", ".", "--prompts", "recurrent.py", "--samples", "1"),
-        *("--temperature", "0.7", "--top-p", "0.95"),
-    )
-    assert done.exit_code == 0, done.stderr
-    reading, asked = server.bodies("/v1/chat/completions")
-    assert {(body["temperature"], body["top_p"]) for body in (reading, asked)} == {(0.7, 0.95)}
-    assert asked["messages"][-1]["content"] == "Which? nothing of it, and say it"
-    header, result = map(json.loads, (folder / "out.jsonl").read_text().splitlines())
-    assert header["made"]["prompts"].startswith("reference ")
-    assert (result["metric"], result["score"]) == ("memagent_sub_em", 0.0)
-    assert "They differ in: prompts reference 4650a9643483, here reference " in done.stdout
-
-
 def test_what_is_secret_in_an_address_is_not_written(
     server: Loopback, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

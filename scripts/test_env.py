@@ -31,8 +31,13 @@ def python_of(directory: Path) -> Path:
 
 def is_made(directory: Path, *made_for: Path) -> bool:
     """Return whether the environment is there and made for this pyproject.toml (and for these files)."""
-    stamp = directory / "made-for"
-    return stamp.is_file() and stamp.read_text() == _mark(*made_for)
+    mark = directory / "made-for"
+    return mark.is_file() and mark.read_text() == _mark(*made_for)
+
+
+def stamp(directory: Path, *made_for: Path) -> None:
+    """Note what the environment is made for; to be called when it is whole."""
+    (directory / "made-for").write_text(_mark(*made_for))
 
 
 def make(directory: Path) -> None:
@@ -41,14 +46,15 @@ def make(directory: Path) -> None:
     groups = _groups()
     run(*install, TORCH)
     run(*install, "--editable", f"{ROOT}[all]", *groups["test"], *groups["docs"])
-    (directory / "made-for").write_text(_mark())
+    stamp(directory)
 
 
 def make_lowest(directory: Path) -> None:
     """Make the environment of the oldest dependencies, without torch; one that is there is replaced."""
     install = create(directory)
-    run(*install, "--editable", f"{ROOT}[langchain,llama-index]", "tokenizers", *_groups()["test"], "-c", LOWEST)
-    (directory / "made-for").write_text(_mark(LOWEST))
+    extras = f"{ROOT}[langchain,llama-index,serve,eval]"
+    run(*install, "--editable", extras, "tokenizers", *_groups()["test"], "--constraint", LOWEST)
+    stamp(directory, LOWEST)
 
 
 def create(directory: Path) -> tuple[object, ...]:

@@ -138,7 +138,7 @@ def _asked(prompt: Prompt, made: Callable[[Reply], Step], retries: int) -> Gener
     for _ in range(retries):
         if step.outcome != "kept" or step.reply.recorded or step.reply.finish_reason == "content_filter":
             break
-        before, reply = step.reply, (yield prompt)
+        before, reply = step.reply, (yield replace(prompt, again=True))
         usage, seconds = before.usage + reply.usage, before.seconds + reply.seconds
         step = made(replace(reply, usage=usage, seconds=seconds, tries=before.tries + 1))
     return step

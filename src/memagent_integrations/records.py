@@ -236,7 +236,8 @@ class Prompt:
     `schema` is the JSON Schema that the reply has to fit, None for a text; only an answer has one.
 
     `recorded` is the reply that a journal holds: send it to the loop instead of making the call. `deadline` is the time
-    (by `time.monotonic`) at which the call is given up, `context` the OpenTelemetry context that it belongs to.
+    (by `time.monotonic`) at which the call is given up, `context` the OpenTelemetry context that it belongs to. `again`
+    says that the last reply to the same prompt was of no use: no cache may give it once more.
     """
 
     index: int
@@ -247,6 +248,7 @@ class Prompt:
     after: Step | None = None
     recorded: Reply | None = None
     deadline: float | None = None
+    again: bool = field(default=False, compare=False)
     context: object | None = field(default=None, compare=False, repr=False)
 
 

@@ -7,11 +7,25 @@ from collections.abc import Iterator
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from helpers.scripted_chat import ANSWER, DOCUMENT, INPUT, SMALL, WAYS, Loader, Model, Retriever, call, reader, scripted
+from helpers.scripted_chat import (
+    ANSWER,
+    DOCUMENT,
+    INPUT,
+    SMALL,
+    WAYS,
+    Loader,
+    Model,
+    Retriever,
+    call,
+    count,
+    reader,
+    scripted,
+)
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler, get_usage_metadata_callback
 from langchain_core.globals import set_llm_cache
 from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.tracers import Run
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langgraph.graph import START, StateGraph
@@ -88,6 +102,31 @@ async def test_langchains_cache_saves_the_calls_of_a_backend(how: str, cache: In
     assert second.usage_metadata["total_tokens"] == first.usage_metadata["total_tokens"]
     await call(MemAgentReader(model, **(SMALL | {"output_tokens": 99})), how)
     assert len(model.prompts) > calls
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("lost", ["note", "seven"])
+@pytest.mark.parametrize("kind", ["a backend", "a model", "a model in a chain"])
+async def test_an_empty_reply_is_not_asked_of_the_cache_again(
+    kind: str, lost: str, how: str, cache: InMemoryCache
+) -> None:
+    asked: list[str] = []
+
+    def reply(prompt: str) -> str:
+        said = "note" if "<section>" in prompt else "seven"
+        asked.append(said)
+        return "" if said == lost and asked.count(said) == 1 else said
+
+    subject: Any = Model(script=reply)
+    options: dict[str, Any] = {"window": 8192, "tokenizer": count}
+    if kind == "a backend":
+        subject, options = ScriptedBackend(lambda prompt: reply(prompt.messages[-1].content)), {}
+    elif kind == "a model in a chain":
+        subject = subject.with_config(tags=["x"]) | StrOutputParser()
+    reader = MemAgentReader(subject, **options)
+    for _ in range(2):
+        message = await call(reader, how, {"question": "Why?", "context": "x"})
+        assert (message.text, message.response_metadata["memagent"]["memory"]) == ("seven", "note")
 
 
 async def test_a_cache_tells_models_and_schemas_apart(cache: InMemoryCache) -> None:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from copy import copy
 from typing import Any, cast
 
-from langchain_core.language_models import LanguageModelInput, LanguageModelLike
+from langchain_core.language_models import BaseLanguageModel, LanguageModelInput, LanguageModelLike
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import SecretStr
 
@@ -167,6 +167,8 @@ class ChatModelBackend(Backend):
         def change(model: Any, bound: Mapping[str, Any]) -> Any:
             if stream and _omits_stream_usage(model):
                 bound = {**bound, "stream_usage": True}
+            if prompt.again and isinstance(model, BaseLanguageModel):
+                model = model.model_copy(update={"cache": False})
             return self._limiter.limited(model, bound, prompt.max_tokens, lambda: self._size(prompt))
 
         def structured(model: Any, bound: Mapping[str, Any]) -> Any:

@@ -77,7 +77,7 @@ class BackendInRuns(BackendAround, ChatModelBackend):
     def _for_prompt(self, prompt: Prompt) -> Any:
         """Return this backend for one call, whose model knows the whole prompt and not its messages alone."""
         other: Any = copy(self)
-        other.model = _BackendModel(backend=self._backend, prompt=prompt)
+        other.model = _BackendModel(backend=self._backend, prompt=prompt, cache=False if prompt.again else None)
         return other
 
     def _call(self, prompt: Prompt, *, stream: bool = False) -> tuple[Runnable[LanguageModelInput, Any], Any]:

@@ -170,6 +170,18 @@ async def test_a_reply_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch
     assert sent < 4 * 8 * 2**20
 
 
+@pytest.mark.parametrize("line", [b"data: a\n", b":\r\n", b"id\r"])
+async def test_an_event_of_very_many_lines_is_refused(line: bytes) -> None:
+    """openai 2 copies what it has of an event with each of its lines: a megabyte of them takes minutes."""
+    with Loopback(lambda _: Response(body=b"data: \n\n" + line * 100_000, headers=EVENTS)) as server:
+        backend = OpenAIBackend("m", base_url=f"{server.url}/v1", max_retries=0)
+        with pytest.raises(BackendError, match="2,000 lines"):
+            await asyncio.to_thread(lambda: list(backend.stream(ask("hello"))))
+        with pytest.raises(BackendError, match="2,000 lines"):
+            [each async for each in backend.astream(ask("hello"))]
+        await backend.aclose()
+
+
 def test_many_replies_over_one_connection_may_be_long_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MOST_BYTES", 2**20)
     with (

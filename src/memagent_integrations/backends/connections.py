@@ -7,7 +7,9 @@ because a task that is cancelled closes its connection.
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from typing import Any
 
@@ -16,6 +18,9 @@ from memagent_integrations.scopes import check, deadline, slices
 
 MOST_BYTES = 32 * 2**20
 """The longest reply, in bytes as they come: a stream has about 300 for each token."""
+_MOST_LINES = 2000
+"""The most lines of an event: the SDK may copy what it has of an event with each line of it."""
+_END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")
 _CONNECTING = 10.0  # seconds: while the system connects, nothing is heard
 _LONGEST = 86400.0  # seconds: no system takes a time limit of any size
 _PIECE = 2**16  # bytes of a request that are sent at once
@@ -35,6 +40,13 @@ def limit(client: Any) -> None:
     for transport in (client._transport, *client._mounts.values()):
         if pool := getattr(transport, "_pool", None):
             pool._network_backend = (_AsyncNetwork if is_async else _Network)(pool._network_backend)
+
+
+def limit_lines(response: Any) -> None:
+    """Make a response that is about to be read as a stream of events end at one of very many lines."""
+    lines, pieces, apieces = _EventLines(), response.iter_bytes, response.aiter_bytes
+    response.iter_bytes = lambda: lines.checked(pieces())
+    response.aiter_bytes = lambda: lines.achecked(apieces())
 
 
 def _hide_query(request: Any) -> None:
@@ -68,6 +80,28 @@ def _check_response(response: Any) -> None:
 
 async def _acheck_response(response: Any) -> None:
     _check_response(response)
+
+
+class _EventLines:
+    """Counts the lines since the end of the last event in a stream, whose pieces it hands on."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+
+    def checked(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            yield self._counted(piece)
+
+    async def achecked(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            yield self._counted(piece)
+
+    def _counted(self, piece: bytes) -> bytes:
+        for number, part in enumerate(_END_OF_EVENT.split(piece)):
+            self._lines = (0 if number else self._lines) + part.count(b"\n") + part.count(b"\r")
+            if self._lines > _MOST_LINES:
+                raise BackendError(f"the server sent an event of more than {_MOST_LINES:,} lines", retryable=True)
+        return piece
 
 
 class _Wrapper:

@@ -137,6 +137,7 @@ class OpenAIBackend(Backend):
         """Yield the reply as the endpoint streams it; a stream that breaks off is an error, and is not repeated."""
         builder = StreamBuilder()
         with self._call(), self._client.chat.completions.create(**self._request(prompt, stream=True)) as events:
+            connections.limit_lines(events.response)
             for event in events:
                 if text := builder.add(event):
                     yield text
@@ -148,6 +149,7 @@ class OpenAIBackend(Backend):
         async with self._acall() as (client, _):
             with self._errors():
                 async with await client.chat.completions.create(**self._request(prompt, stream=True)) as events:
+                    connections.limit_lines(events.response)
                     async for event in events:
                         if text := builder.add(event):
                             yield text

@@ -160,6 +160,11 @@ class PromptSet:
             new = replace(new, no_change=None)
         return new if answer is None else replace(new, answer_format=_format_of(new.text("answer")))
 
+    @property
+    def begins_with_section(self) -> bool:
+        """Whether the prompts for several questions begin alike, with the section."""
+        return (_PLACEHOLDER.search(self.text("memory")) or [""])[0] == "{section}"
+
     def messages(self, phase: Phase) -> tuple[Message, ...]:
         """Return the template of a phase as messages; a text is one of the user."""
         template = self.update if phase == "memory" else self.answer

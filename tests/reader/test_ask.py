@@ -215,6 +215,60 @@ def test_a_question_that_is_held_up_bounds_the_others() -> None:
     assert min(len(reading.steps) for reading in readings) > 2 * AHEAD
 
 
+class Caching(ScriptedBackend):
+    """A backend that notes which calls of a section begin before the first piece of a reply about it."""
+
+    caches_prefixes = True
+
+    def __init__(self, script: Callable[[Prompt], Any] = script, fails: type[MemAgentError] | None = None) -> None:
+        super().__init__(script, concurrency=8)
+        self.early, self.led, self.known = Counter[str](), 0, set[str]()
+        self.fails = fails
+
+    def stream(self, prompt: Prompt) -> Any:
+        self.led += 1
+        section = self.begin(prompt)
+        if self.fails:
+            raise self.fails("no streams")
+        reply = self.complete(prompt)
+        time.sleep(0.005)
+        self.known.add(section)
+        yield reply.text
+        time.sleep(0.005)
+        yield reply
+
+    def complete(self, prompt: Prompt) -> Any:
+        if prompt.phase == "memory" and self.begin(prompt) not in self.known:
+            self.early[self.begin(prompt)] += 1
+        return super().complete(prompt)
+
+    def begin(self, prompt: Prompt) -> str:
+        return prompt.messages[0].content.partition("<question>")[0]
+
+
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+def test_the_first_call_about_a_section_goes_ahead_of_the_others(way: str) -> None:
+    backend = Caching()
+    readings = ask(way, Reader(backend, layout="section-shared", **SIZES), QUESTIONS, lines())
+    assert readings == Reader(ScriptedBackend(script), layout="section-shared", **SIZES).ask(QUESTIONS, lines())
+    sections = len(readings[0].steps) - 1
+    assert backend.led == sections
+    assert backend.early == dict.fromkeys(backend.known, 1)
+
+
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+def test_a_first_call_that_cannot_be_streamed_is_made_as_the_others(way: str) -> None:
+    backend = Caching(fails=BackendError)
+    readings = ask(way, Reader(backend, layout="section-shared", **SIZES), QUESTIONS, lines())
+    assert [reading.answer for reading in readings] == [question.upper() for question in QUESTIONS]
+
+
+def test_calls_whose_prompts_do_not_begin_alike_go_at_once() -> None:
+    backend = Caching()
+    Reader(backend, **SIZES).ask(QUESTIONS, lines())
+    assert not backend.led
+
+
 def test_no_questions() -> None:
     assert reader("threads").ask([], lines()) == []
     assert asyncio.run(reader("tasks").aask([], lines())) == []

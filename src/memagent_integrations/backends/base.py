@@ -36,6 +36,8 @@ class Backend(ABC):
     """Prompts that `complete_batch` computes together. 1: calls are independent, `concurrency` of them at a time."""
     concurrency: int = 1
     """Calls that `Reader.read_many` makes at a time."""
+    caches_prefixes: bool = False
+    """Whether what several calls begin with is computed once, if the others come when the first is being answered."""
     max_retries: int = 0
     """How often the reader retries a call, unless its `Limits` say otherwise; 0 where the model's client does that."""
     structured: bool = False

@@ -45,6 +45,7 @@ class LlamaCppBackend(OpenAIBackend):
         BackendError: llama.cpp cannot load the model.
     """
 
+    caches_prefixes = False  # each slot has a cache of its own, and with one slot calls come one after the other anyway
     _proxies = False
 
     def __init__(

@@ -50,6 +50,7 @@ class OpenAIBackend(Backend):
     """
 
     structured = True
+    caches_prefixes = True
     _proxies = True
     """Whether requests go through the proxies that the environment names."""
 

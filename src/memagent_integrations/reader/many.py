@@ -6,21 +6,22 @@ import asyncio
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import aclosing, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from memagent_integrations import scopes
 from memagent_integrations.documents import is_async
-from memagent_integrations.drivers import AsyncCall, AsyncChunks, Call, adrive, drive, drive_batch
-from memagent_integrations.errors import UsageError
+from memagent_integrations.drivers import AsyncChunks, adrive, drive, drive_batch
+from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.journal import Journal, NamedMemory
 from memagent_integrations.loop import Turns
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.reader.sharing import ChunkReader, SharedChunks
 from memagent_integrations.reader.turns import Memory, turns_of_reading
-from memagent_integrations.records import Event, Reading, Step
+from memagent_integrations.records import Event, Prompt, Reading, Reply, Step
 from memagent_integrations.schedule import Schedule, Task
 from memagent_integrations.scopes import in_thread, side_by_side
 
@@ -88,7 +89,8 @@ class Readings:
         backend = setup.model.backend
         side_by_side = max(backend.batch_size, backend.concurrency) > 1
         lengths = [_likely_length(document) for _, document, _ in jobs] if side_by_side else ()
-        self._schedule = Schedule(documents, lengths=lengths)
+        leading = setup.prompts.begins_with_section and backend.caches_prefixes and backend.concurrency > 1
+        self._schedule = Schedule(documents, lengths=lengths, leading=leading)
         self._places = min(backend.concurrency, len(jobs))
         self._uses, self._shared = Counter(documents), dict[Hashable, SharedChunks]()
         self._async_chunks: list[AsyncChunks | None] = []
@@ -115,7 +117,14 @@ class Readings:
     def in_threads(self) -> list[Reading]:
         """Return the readings, whose calls are made in threads."""
         changed, noting = threading.Condition(), threading.Lock()
-        events = [drive(turns, self._call(task)) for turns, task in zip(self._loops, self._schedule.tasks, strict=True)]
+
+        def opened(task: Task) -> None:
+            with changed:
+                self._schedule.opened(task)
+                changed.notify()
+
+        tasks = zip(self._loops, self._schedule.tasks, strict=True)
+        events = [drive(turns, partial(self._call, task, opened)) for turns, task in tasks]
 
         def next_task() -> Task | None:
             for seconds in scopes.slices():
@@ -152,8 +161,14 @@ class Readings:
     async def in_tasks(self) -> list[Reading]:
         """Return the readings, whose calls are made in tasks. If one raises, all are cancelled."""
         changed = asyncio.Condition()
+
+        async def opened(task: Task) -> None:
+            async with changed:
+                self._schedule.opened(task)
+                changed.notify()
+
         parts = zip(self._loops, self._schedule.tasks, self._async_chunks, strict=True)
-        events = [adrive(turns, self._acall(task), chunks=chunks) for turns, task, chunks in parts]
+        events = [adrive(turns, partial(self._acall, task, opened), chunks=chunks) for turns, task, chunks in parts]
 
         async def next_task() -> Task | None:
             async with changed:
@@ -194,11 +209,43 @@ class Readings:
             self._shared[key] = SharedChunks(source, self._uses[key])
         return ChunkReader(self._shared[key])
 
-    def _call(self, task: Task) -> Call:
-        return lambda prompt: self._setup.complete(task.resumed(prompt))
+    def _call(self, task: Task, opened: Callable[[Task], None], prompt: Prompt) -> Iterator[str | Reply]:
+        """Make a call; the first one about a section lets the others follow with the first piece of its reply."""
+        prompt, model = task.resumed(prompt), self._setup.model
+        try:
+            if task.leads and prompt.phase == "memory":
+                with closing(model.calls.stream(model.backend, prompt)) as pieces:
+                    for piece in pieces:
+                        if task.leads:
+                            opened(task)
+                        yield piece
+                return
+        except BackendError:  # it is made once more, as the others are: with all retries, and not as a stream
+            pass
+        if task.leads:
+            opened(task)
+        yield from self._setup.complete(prompt)
 
-    def _acall(self, task: Task) -> AsyncCall:
-        return lambda prompt: self._setup.acomplete(task.resumed(prompt))
+    async def _acall(
+        self, task: Task, opened: Callable[[Task], Awaitable[None]], prompt: Prompt
+    ) -> AsyncGenerator[str | Reply]:
+        """`_call`, async."""
+        prompt, model = task.resumed(prompt), self._setup.model
+        try:
+            if task.leads and prompt.phase == "memory":
+                async with aclosing(model.calls.astream(model.backend, prompt)) as pieces:
+                    async for piece in pieces:
+                        if task.leads:
+                            await opened(task)
+                        yield piece
+                return
+        except BackendError:
+            pass
+        if task.leads:
+            await opened(task)
+        async with aclosing(self._setup.acomplete(prompt)) as reply:
+            async for whole in reply:
+                yield whole
 
     def _note(self, number: int, event: Event) -> None:
         if isinstance(event, Reading):

@@ -94,6 +94,7 @@ def test_a_chat_template_that_refuses_the_messages_is_a_usage_error(tmp_path: Pa
         ({"threads": 10**12}, "threads has to be"),
         ({"gpu_layers": "x"}, "gpu_layers has to be"),
         ({"temperature": float("inf")}, "temperature has to be"),
+        ({"top_p": float("nan")}, "top_p has to be"),
         ({"sampling": 5}, "sampling has to be a mapping"),
     ],
 )

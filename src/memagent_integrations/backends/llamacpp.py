@@ -58,6 +58,7 @@ class LlamaCppBackend(OpenAIBackend):
         threads: int | None = None,
         gpu_layers: int = -1,
         temperature: float = 0.0,
+        top_p: float | None = None,
         seed: int | None = None,
         sampling: Mapping[str, Any] | None = None,
         name: str | None = None,
@@ -66,7 +67,7 @@ class LlamaCppBackend(OpenAIBackend):
         check_int(least=MIN_WINDOW, most=MOST // parallel, window=window)
         check_int(most=1024, **drop_none(threads=threads))
         check_int(least=-1, gpu_layers=gpu_layers)
-        check_number(temperature=temperature)
+        check_number(temperature=temperature, **drop_none(top_p=top_p))
         if not isinstance(sampling, Mapping | None):
             raise UsageError(f"sampling has to be a mapping of names to values, not {sampling!r}")
         for path in (model, adapter) if adapter else (model,):
@@ -89,6 +90,7 @@ class LlamaCppBackend(OpenAIBackend):
             api_key=key,
             window=window,
             temperature=temperature,
+            top_p=top_p,
             seed=seed,
             extra_body={"cache_prompt": True} | dict(sampling or {}),
             concurrency=parallel,

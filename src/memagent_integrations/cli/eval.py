@@ -90,14 +90,6 @@ _Against = Annotated[
     str | None,
     typer.Option("--against", metavar="READER", help="Compare every other reader with this one.", show_default=False),
 ]
-_PromptPrice = Annotated[
-    float | None,
-    typer.Option("--prompt-price", metavar="X", help="Price of a million prompt tokens.", show_default=False),
-]
-_CompletionPrice = Annotated[
-    float | None,
-    typer.Option("--completion-price", metavar="X", help="Price of a million completion tokens.", show_default=False),
-]
 _CachedPrice = Annotated[
     float | None,
     typer.Option(
@@ -218,8 +210,8 @@ def report_results(
     output: _Folder = None,
     html: _Html = None,
     against: _Against = None,
-    prompt_price: _PromptPrice = None,
-    completion_price: _CompletionPrice = None,
+    prompt_price: options.PromptPrice = None,
+    completion_price: options.CompletionPrice = None,
     cached_price: _CachedPrice = None,
 ) -> None:
     """Write a table of results with 95 % intervals, beside published figures of the same metric and setup.

@@ -91,6 +91,14 @@ JournalFile = Annotated[Path, typer.Option("--journal", metavar="FILE", help="Th
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="Name of a run, as `memagent runs list` shows it.", show_default=False)
 ]
+PromptPrice = Annotated[
+    float | None,
+    typer.Option("--prompt-price", metavar="X", help="Price of a million prompt tokens.", show_default=False),
+]
+CompletionPrice = Annotated[
+    float | None,
+    typer.Option("--completion-price", metavar="X", help="Price of a million completion tokens.", show_default=False),
+]
 
 
 def base_of(model: str | None, base_model: str | None) -> str | None:

@@ -24,12 +24,6 @@ _Files = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE...]", help="Text files, read in this order.", show_default=False)
 ]
 _Question = Annotated[str | None, typer.Option("--question", "-q", help="What to answer.", show_default=False)]
-_PromptPrice = Annotated[
-    float | None, typer.Option(metavar="X", help="Price of a million prompt tokens.", show_default=False)
-]
-_CompletionPrice = Annotated[
-    float | None, typer.Option(metavar="X", help="Price of a million completion tokens.", show_default=False)
-]
 _Flops = Annotated[
     bool, typer.Option("--flops", help="Show floating-point operations by length, of this loop and of full attention.")
 ]
@@ -58,8 +52,8 @@ def plan(
     base_url: options.BaseUrl = None,
     answer_base_url: options.AnswerBaseUrl = None,
     tokenizer: options.Tokenizer = None,
-    prompt_price: _PromptPrice = None,
-    completion_price: _CompletionPrice = None,
+    prompt_price: options.PromptPrice = None,
+    completion_price: options.CompletionPrice = None,
     flops: _Flops = False,
     sizes: _Sizes = None,
     as_json: _Json = False,

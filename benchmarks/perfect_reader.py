@@ -4,7 +4,7 @@ The scripted model notes each sentence that the question is about, and answers f
 of this package: that the samples can be solved at any length, that the loop loses nothing on the way, and the time and
 memory that it takes. The second reader is `cut`: the same model with the document cut in the middle to fit its window.
 
-    python benchmarks/perfect_reader.py --data DIR [--tokens 4096 65536 3500000] [--samples 2]
+    python benchmarks/perfect_reader.py --data DIR [--tokens 4096 65536 3500000] [--samples 2] [--readers NAME ...]
 """
 
 from __future__ import annotations
@@ -59,18 +59,19 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 65_536, 3_500_000])
     parser.add_argument("--samples", type=int, default=2)
+    parser.add_argument("--readers", nargs="+", default=READERS)
     options = parser.parse_args()
     backend, data = ScriptedBackend(note_taker, window=8192), Data(options.data)
-    readers = {name: baselines.make(name, backend, Budgets()) for name in READERS}
+    readers = {name: baselines.make(name, backend, Budgets()) for name in options.readers}
     chosen = [replace(tasks.load(name, data), lengths=tuple(options.tokens)) for name in TASKS]
     with tempfile.TemporaryDirectory() as folder:
         results = Results(Path(folder) / "results.jsonl", {"seed": 0})
         started = time.perf_counter()
-        harness.evaluate(harness.jobs(chosen, READERS, options.samples), readers, results, seed=0, count=backend.count)
+        harness.evaluate(harness.jobs(chosen, options.readers, options.samples), readers, results, seed=0, count=backend.count)
         print(report.markdown(report.rows(results)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"\n{time.perf_counter() - started:,.0f} s, peak memory {peak:,.0f} MB")
-    lost = [result.key for result in results if result.reader == "memagent" and result.score < 1]
+    lost = [result.key for result in results if result.reader.startswith("memagent") and result.score < 1]
     print(f"memagent missed: {lost or 'nothing'}")
 
 

@@ -54,13 +54,19 @@ class Lineage:
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> Lineage:
-        """Return the lineage of the memory after these steps."""
-        lineage: Lineage | None = None
+        """Return the lineage of the memory after these steps (`memory_after`)."""
+        chains: dict[int | None, Lineage] = {}  # for each segment of a parallel reading; None: what is one chain
         for step in steps:
-            if step.phase == "memory":
-                lineage = lineage or cls(step.memory_before)
-                lineage.follow(step)
-        return lineage or cls()
+            if step.phase != "memory":
+                continue
+            segment, merge = (step.span.segment, step.span.merge) if step.span else (None, False)
+            if merge and None not in chains:
+                chains[None] = _first_noted(chains)
+            chain = chains.setdefault(None if merge else segment, cls(step.memory_before))
+            if merge and segment in chains:
+                chain.absorb(chains[segment])
+            chain.follow(step)
+        return chains.get(None) or _first_noted(chains)
 
     def find(self, memory: str, section: str) -> tuple[Passage, ...]:
         """Return the passages of the section from which a new memory has what is new in it."""
@@ -75,12 +81,20 @@ class Lineage:
                 wanted.append(Wanted(each, frozenset(new), bool(origins), self._family.likeness(each)))
         return tuple(Section(section, wanted).passages())
 
+    def absorb(self, other: Lineage) -> None:
+        """Take the statements of another memory, which is merged into this one."""
+        for text, origins in other.statements.items():
+            self.statements[text] = tuple(dict.fromkeys((*self.statements.get(text, ()), *origins)))
+        self._family = _Family(self.statements)
+
     def follow(self, step: Step) -> None:
         """Go on to the memory after a step."""
         if step.memory_before != self._memory:  # somebody changed it between two steps
             self._change(step.index, step.memory_before, (), by_person=True)
         if step.memory != self._memory:
-            self._change(step.index, step.memory, step.passages, by_person=step.reply.edited is not None)
+            merge = step.span is not None and step.span.merge  # its passages are in another memory
+            passages = () if merge else step.passages
+            self._change(step.index, step.memory, passages, by_person=step.reply.edited is not None)
 
     def _change(self, step: int, memory: str, passages: Sequence[Passage] | None, *, by_person: bool) -> None:
         known, old = dict(self.statements), self._family
@@ -101,6 +115,21 @@ class Lineage:
                 origins = _merged(each, origins, ())
             self.statements[each.text] = origins
         self._family = _Family(self.statements)
+
+
+def _first_noted(chains: Mapping[int | None, Lineage]) -> Lineage:
+    """Return the lineage of the first segment that noted anything."""
+    noted = (chain for chain in chains.values() if chain._memory)
+    return next(noted, None) or next(iter(chains.values()), None) or Lineage()
+
+
+def memory_after(steps: Iterable[Step]) -> str:
+    """Return the memory that steps have left; of segments before any merge, the first that is not empty."""
+    memories: dict[int | None, str] = {}
+    for step in steps:
+        segment = step.span.segment if step.span and not step.span.merge else None
+        memories[segment] = step.memory
+    return memories[None] if None in memories else next(filter(None, memories.values()), "")
 
 
 def looked_up(steps: Sequence[Step]) -> dict[str, tuple[Origin, ...]]:

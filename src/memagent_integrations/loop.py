@@ -230,9 +230,12 @@ def _no_memory(step: Step) -> NoMemory:
         how = "the journal has it so; read under another name"
     elif step.reply.finish_reason == "content_filter":
         how = "it would be withheld again; leave the section out"
+    span = step.span
+    what = f"section {step.index + 1}"
+    if span and span.segment is not None:  # whose own numbers nobody sees
+        what = f"the memory of segment {span.segment + 1}" if span.merge else f"section {span.index + 1}"
     return NoMemory(
-        f"section {step.index + 1} is lost: {step.problem}; {how}, or go on without it: "
-        'on_lost_section="skip" (--on-lost-section skip)',
+        f'{what} is lost: {step.problem}; {how}, or go on without it: on_lost_section="skip" (--on-lost-section skip)',
         retryable=not step.reply.recorded and step.reply.finish_reason != "content_filter",
     )
 

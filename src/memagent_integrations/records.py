@@ -18,11 +18,14 @@ from memagent_integrations.citations import Citation, cite
 from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.lineage import Lineage, Origin, looked_up
 from memagent_integrations.passages import Passage
+from memagent_integrations.rounds import Round
 from memagent_integrations.sanitize import encodable, visible
 
 Phase = Literal["memory", "answer"]
 Layout = Literal["memory-first", "section-first", "section-shared"]
 Role = Literal["system", "user", "assistant"]
+Strategy = Literal["sequential", "parallel"]
+"""How a document is read: chunk by chunk, or its segments side by side."""
 Outcome = Literal["updated", "unchanged", "kept", "answered"]
 OnLostSection = Literal["error", "skip"]
 """What becomes of a reading when the model wrote no memory for a section."""
@@ -103,13 +106,18 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Where a chunk lies: characters `start` to `end` (exclusive) of the whole text; its size and its sources."""
+    """Where a chunk lies: characters `start` to `end` (exclusive) of the whole text; its size and its sources.
+
+    `segment` is that of a parallel reading; with `merge` the chunk is the memory of this segment.
+    """
 
     index: int
     start: int
     end: int
     tokens: int
     sources: tuple[Source, ...] = ()
+    segment: int | None = None
+    merge: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sources", tuple(self.sources))
@@ -236,8 +244,9 @@ class Prompt:
     `schema` is the JSON Schema that the reply has to fit, None for a text; only an answer has one.
 
     `recorded` is the reply that a journal holds: send it to the loop instead of making the call. `deadline` is the time
-    (by `time.monotonic`) at which the call is given up, `context` the OpenTelemetry context that it belongs to. `again`
-    says that the last reply to the same prompt was of no use: no cache may give it once more.
+    (by `time.monotonic`) at which the call is given up, `context` the OpenTelemetry context that it belongs to, `round`
+    the prompts to ask side by side with it. `again` says that the last reply to the same prompt was of no use: no cache
+    may give it once more.
     """
 
     index: int
@@ -250,6 +259,7 @@ class Prompt:
     deadline: float | None = None
     again: bool = field(default=False, compare=False)
     context: object | None = field(default=None, compare=False, repr=False)
+    round: Round | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +332,8 @@ class Reading:
     def warnings(self) -> tuple[str, ...]:
         """What one has to know about the answer: that sections were lost, or that it rests on an empty memory."""
         places = [(span.start, span.end) for span in self.lost_sections]
-        return warnings_of(places, sum(step.phase == "memory" for step in self.steps), self.memory, self.answer)
+        sections = sum(step.phase == "memory" and not (step.span and step.span.merge) for step in self.steps)
+        return warnings_of(places, sections, self.memory, self.answer)
 
     @cached_property
     def origins(self) -> dict[str, tuple[Origin, ...]]:

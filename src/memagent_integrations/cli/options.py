@@ -9,7 +9,7 @@ import typer
 
 from memagent_integrations import policies
 from memagent_integrations.errors import UsageError
-from memagent_integrations.records import Layout, OnLostSection
+from memagent_integrations.records import Layout, OnLostSection, Strategy
 
 Model = Annotated[str, typer.Option(help="The model, as for `memagent read`.")]
 AnswerModel = Annotated[
@@ -57,6 +57,13 @@ Lookup = Annotated[
     typer.Option(
         metavar="K", help="Show the K best passages beside the memory for the answer [0].", show_default=False
     ),
+]
+StrategyOption = Annotated[
+    Strategy | None,
+    typer.Option("--strategy", help="Read in one go [default], or segments side by side.", show_default=False),
+]
+Segments = Annotated[
+    int | None, typer.Option(metavar="S", help="Segments of a parallel reading [8].", show_default=False)
 ]
 Tokenizer = Annotated[
     str | None, typer.Option(metavar="T", help="hf:NAME, tiktoken:ENCODING or approximate.", show_default=False)

@@ -49,6 +49,8 @@ def plan(
     layout: options.LayoutOption = None,
     prompts: options.Prompts = None,
     lookup: options.Lookup = 0,
+    strategy: options.StrategyOption = None,
+    segments: options.Segments = None,
     base_url: options.BaseUrl = None,
     answer_base_url: options.AnswerBaseUrl = None,
     tokenizer: options.Tokenizer = None,
@@ -84,6 +86,8 @@ def plan(
         prompts=PromptSet.from_reference(prompts) if prompts else None,
         layout=layout,
         lookup=lookup,
+        strategy=strategy or "sequential",
+        segments=segments,
         backend_options=drop_none(
             model=options.base_of(model, base_model), window=window, base_url=base_url, tokenizer=tokenizer
         ),

@@ -121,18 +121,22 @@ class ReadingProgress(_Display):
 
     def step(self, step: Step) -> None:
         """Show that a step is done."""
-        size, recorded = step.span.tokens if step.span else 0, step.reply.recorded
+        segment, merge = (step.span.segment, step.span.merge) if step.span else (None, False)
+        size, recorded = step.span.tokens if step.span and not merge else 0, step.reply.recorded
         self._tokens += size
         if recorded:
             self._recorded += 1
         else:
             self._read += size
             self._seconds += step.reply.seconds
-        rate = self._read / max(self._seconds or time.monotonic() - self._began, 1e-6)
+        spent = self._seconds if segment is None else 0.0  # side by side, calls take less time than their sum
+        rate = self._read / max(spent or time.monotonic() - self._began, 1e-6)
         tokens_left = self._plan.document_tokens - self._tokens
         seconds_left = tokens_left / rate if tokens_left > 0 and rate else None
         due = None if seconds_left is None else time.monotonic() + seconds_left
-        if step.span:
+        if merge and segment is not None:
+            self._line(f"memory of segment {segment + 1} merged")
+        elif step.span:
             number = step.index + 1
             following = "answer" if number == self._plan.chunks else self._label(number)
             self._bar.update(

@@ -22,6 +22,7 @@ from memagent_integrations.cli.runs import is_part_of, open_journal
 from memagent_integrations.cli.streams import STDIN, console, show, tell, text_given, write
 from memagent_integrations.cli.watch import WatchedReading
 from memagent_integrations.errors import MemAgentError, UsageError
+from memagent_integrations.lineage import memory_after
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Reading, Step
@@ -147,6 +148,8 @@ def read(
     run_timeout: options.RunTimeout = None,
     on_lost_section: options.LostSection = None,
     lookup: options.Lookup = 0,
+    strategy: options.StrategyOption = None,
+    segments: options.Segments = None,
     plan: _Plan = False,
     watch: _Watch = False,
     quiet: options.Quiet = False,
@@ -173,6 +176,8 @@ def read(
         limits=Limits(call_timeout=call_timeout, run_timeout=run_timeout),
         on_lost_section=on_lost_section or "error",
         lookup=lookup,
+        strategy=strategy or "sequential",
+        segments=segments,
         backend_options=drop_none(
             model=options.base_of(model, base_model),
             window=window,
@@ -319,7 +324,7 @@ def _read(
             unfinished = Reading(
                 question=question,
                 answer=None,
-                memory=steps[-1].memory,
+                memory=memory_after(steps),
                 steps=tuple(steps),
                 model=reader.backend.name,
                 answer_model=reader.answer_backend.name if reader.answer_backend is not reader.backend else None,

@@ -128,15 +128,28 @@ def cause(reading: Reading, traced: Sequence[FactTrace]) -> str | None:
 def _trace(fact: Fact, start: int, steps: Sequence[Step], answer: str) -> FactTrace:
     keys = fact.keys or (fact.text,)
     end = start + len(fact.text)
-    reads = (number for number, step in enumerate(steps) if step.span and step.span.start < end <= step.span.end)
-    first = next(reads, None)
+    first = next((number for number, step in enumerate(steps) if _reads(step, start, end)), None)
+    following = [step.memory for step in steps[first:] if _follows(step, steps[first])] if first is not None else ()
     return FactTrace(
         fact=fact,
         start=start,
         read_at=None if first is None else steps[first].index,
-        held=() if first is None else tuple(_holding([step.memory for step in steps[first:]], keys)),
+        held=tuple(_holding(following, keys)),
         answered=holds(answer, keys),
     )
+
+
+def _reads(step: Step, start: int, end: int) -> bool:
+    """Return whether the step reads the end of these characters."""
+    return step.span is not None and not step.span.merge and step.span.start < end <= step.span.end
+
+
+def _follows(step: Step, first: Step) -> bool:
+    """Return whether the memory of a step is made from that of an earlier one: in its segment, or once it is merged."""
+    span, segment = step.span, first.span.segment if first.span else None
+    if span is None or segment is None:
+        return True
+    return (span.segment or 0) >= segment if span.merge else span.segment == segment
 
 
 def _holding(memories: Sequence[str], keys: Sequence[str]) -> Iterator[bool]:

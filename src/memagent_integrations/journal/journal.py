@@ -30,6 +30,7 @@ from memagent_integrations.journal.recording import (
 from memagent_integrations.journal.schema import APPLICATION_ID, SCHEMA
 from memagent_integrations.journal.settings import files_from_json, settings_from_json, settings_of
 from memagent_integrations.journal.store import Store
+from memagent_integrations.lineage import memory_after
 from memagent_integrations.loop import Turns
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets, Reading, Step
@@ -160,7 +161,7 @@ class Journal:
         return Reading(
             question=settings["question"],
             answer=answer or None,
-            memory=steps[-1].memory if steps else settings.get("memory", ""),
+            memory=memory_after(steps) if steps else settings.get("memory", ""),
             steps=steps,
             model=settings["model"],
             answer_model=settings.get("answer_model"),

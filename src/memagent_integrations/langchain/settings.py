@@ -34,13 +34,13 @@ from memagent_integrations.langchain.traces import data_without_text, quiet_call
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
-from memagent_integrations.records import Budgets, Layout, OnLostSection
+from memagent_integrations.records import Budgets, Layout, OnLostSection, Strategy
 from memagent_integrations.redaction import cause_without, saved, secrets_in, shown, without_secrets
 from memagent_integrations.tokens import Counter
 
 _SETTINGS = (
     *(field.name for field in fields(Budgets)),
-    *("layout", "prompts", "window", "output", "on_lost_section", "lookup"),
+    *("layout", "prompts", "window", "output", "on_lost_section", "lookup", "strategy", "segments"),
 )
 _OPTIONS = ("backend_options", "answer_options")
 RUN = ConfigurableFieldSpec(
@@ -122,6 +122,8 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     output: Annotated[type[Any] | dict[str, Any] | None, PlainValidator(_checked_output)] = None
     on_lost_section: OnLostSection = "error"
     lookup: Number[int] = 0
+    strategy: Strategy = "sequential"
+    segments: Number[int | None] = None
     trace_inputs: Literal["elided", "full", "none"] = "elided"
     # a field, so that `configurable_fields` passes it on
     loaded: Lazy = Field(default_factory=Lazy, exclude=True, repr=False)

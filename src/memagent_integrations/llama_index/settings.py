@@ -18,7 +18,7 @@ from memagent_integrations.journal import Journal
 from memagent_integrations.llama_index.backend import LLMBackend
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
-from memagent_integrations.records import Layout, OnLostSection
+from memagent_integrations.records import Layout, OnLostSection, Strategy
 from memagent_integrations.tokens import Counter
 
 Model = LLM | Backend | str | None
@@ -47,6 +47,8 @@ class ReaderSettings(TypedDict, total=False):
     answer_options: Mapping[str, Any] | None
     on_lost_section: OnLostSection
     lookup: int
+    strategy: Strategy
+    segments: int | None
 
 
 def reader_over(

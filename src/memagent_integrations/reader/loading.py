@@ -15,7 +15,7 @@ from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.model import Model
 from memagent_integrations.reader.setup import Setup
-from memagent_integrations.records import Budgets, Layout, OnLostSection
+from memagent_integrations.records import Budgets, Layout, OnLostSection, Strategy
 
 TWO_LAYOUTS = "pass prompts or layout, not both: a prompt set, like that of a policy, has its own layout"
 
@@ -33,6 +33,8 @@ def load_setup(
     output: type[Any] | Mapping[str, Any] | None = None,
     on_lost_section: OnLostSection = "error",
     lookup: int = 0,
+    strategy: Strategy = "sequential",
+    segments: int | None = None,
     **budgets: int | None,
 ) -> Setup:
     """Return the setup for the arguments of `Reader`, with the prompts and budgets that a policy or a model brings.
@@ -63,6 +65,8 @@ def load_setup(
         model=Model(backend=_loaded(model, backend_options), calls=Calls(limits), window=window),
         on_lost_section=on_lost_section,
         lookup=lookup,
+        strategy=strategy,
+        segments=segments,
     )
     same_options = not answer_options or answer_options == backend_options
     if answer_model is not None and not (answer_model == model and same_options):

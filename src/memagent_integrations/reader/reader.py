@@ -25,7 +25,7 @@ from memagent_integrations.reader.running import AsyncProgress, Progress, Runnin
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.reader.turns import Memory, turns_of_part, turns_of_reading
 from memagent_integrations.reader.unanswered import Unanswered
-from memagent_integrations.records import Event, Layout, OnLostSection, Reading
+from memagent_integrations.records import Event, Layout, OnLostSection, Reading, Strategy
 from memagent_integrations.scopes import in_thread
 
 
@@ -57,6 +57,9 @@ class Reader(BaseReader):
             `Reading.lost_sections` and `Reading.warnings` tell.
         lookup: how many passages of the document to show beside the memory when it answers: those that match the
             question best (BM25), 0 by default. `Step.lookup` of the answer tells where they are.
+        strategy: "sequential", or "parallel": `segments` of the document are read side by side, and their memories
+            merged in order.
+        segments: how many segments a parallel reading has, 8 by default.
 
     Raises:
         UsageError: a setting is wrong, or the model's name is unknown.
@@ -84,6 +87,8 @@ class Reader(BaseReader):
         output: type[Any] | Mapping[str, Any] | None = None,
         on_lost_section: OnLostSection = "error",
         lookup: int = 0,
+        strategy: Strategy = "sequential",
+        segments: int | None = None,
     ) -> None:
         setup = load_setup(
             model,
@@ -97,6 +102,8 @@ class Reader(BaseReader):
             output=output,
             on_lost_section=on_lost_section,
             lookup=lookup,
+            strategy=strategy,
+            segments=segments,
             chunk_tokens=chunk_tokens,
             memory_tokens=memory_tokens,
             question_tokens=question_tokens,
@@ -360,6 +367,8 @@ class Reader(BaseReader):
         window: int | None = None,
         on_lost_section: OnLostSection | None = None,
         lookup: int | None = None,
+        strategy: Strategy | None = None,
+        segments: int | None = None,
         limits: Limits | None = None,
         **budgets: int | None,
     ) -> Self:
@@ -392,6 +401,7 @@ class Reader(BaseReader):
             answer_model=answer_model if answer_model and answer_model.backend is not model.backend else None,
             budgets=replace(self.budgets, **drop_none(**budgets)),
             **drop_none(prompts=prompts, on_lost_section=on_lost_section, lookup=lookup),
+            **drop_none(strategy=strategy, segments=segments),
         )
         return reader
 

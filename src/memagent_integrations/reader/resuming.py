@@ -114,6 +114,8 @@ def arguments_of_run(journal: Journal, run: str, given: Given, given_answer: Giv
         "output": settings.get("output"),
         "prompts": journal.prompts(run),
         "lookup": settings.get("lookup", 0),
+        "strategy": "parallel" if "segments" in settings else "sequential",
+        "segments": settings.get("segments"),
         **settings["budgets"],
     }
     if "answer_model" not in settings:

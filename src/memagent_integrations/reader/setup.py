@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, get_args
 
-from memagent_integrations.checks import check_int, check_question
+from memagent_integrations.checks import check_int, check_question, drop_none
 from memagent_integrations.chunking import Chunker, achunks, chunks
 from memagent_integrations.documents import apieces, is_async, pieces
 from memagent_integrations.drivers import AsyncChunks
@@ -18,12 +18,14 @@ from memagent_integrations.journal import NamedMemory, settings_of
 from memagent_integrations.lookup import BETWEEN_TOKENS, LEAST_PASSAGE_TOKENS, PASSAGE_TOKENS, PassageIndex
 from memagent_integrations.loop import Turns, reading_loop
 from memagent_integrations.outputs import Output
+from memagent_integrations.parallel import parallel_loop
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.model import Model
-from memagent_integrations.records import Budgets, Chunk, OnLostSection, Phase, Plan, Prompt, Reply
+from memagent_integrations.records import Budgets, Chunk, OnLostSection, Phase, Plan, Prompt, Reply, Strategy
 from memagent_integrations.scopes import in_thread
 
 _LEAST_CHUNK = 64  # smaller chunks are no advice: a document would take too many calls
+_SEGMENTS = 8  # of a parallel reading, by default
 _NO_ROOM = "lower memory_tokens or output_tokens, or use a model with a larger window"
 
 
@@ -32,8 +34,8 @@ class Setup:
     """The model that notes, the one that answers if it is another, the prompts and their sizes, and what an answer is.
 
     Raises:
-        UsageError: the model that answers cannot keep to `output`, `on_lost_section` is unknown, or `lookup` is no
-            number of passages.
+        UsageError: the model that answers cannot keep to `output`, `on_lost_section` or `strategy` is unknown, `lookup`
+            is no number of passages, or `segments` no number of segments, or given for a sequential reading.
     """
 
     model: Model
@@ -43,9 +45,16 @@ class Setup:
     output: Output | None = None
     on_lost_section: OnLostSection = "error"
     lookup: int = 0
+    strategy: Strategy = "sequential"
+    segments: int | None = None
 
     def __post_init__(self) -> None:
         check_int(least=0, lookup=self.lookup)
+        check_int(**drop_none(segments=self.segments))
+        if self.strategy not in get_args(Strategy):
+            raise UsageError(f'strategy has to be "sequential" or "parallel", not {self.strategy!r}')
+        if self.segments is not None and self.strategy != "parallel":
+            raise UsageError('segments are those of strategy="parallel"; give that too')
         if self.on_lost_section not in get_args(OnLostSection):
             raise UsageError(f'on_lost_section has to be "error" or "skip", not {self.on_lost_section!r}')
         backend = self.model_for("answer").backend
@@ -101,6 +110,8 @@ class Setup:
                 "shorten it or raise question_tokens"
             )
         self._check_phase("memory", tokens, budgets.chunk_tokens)
+        if self.parallel_segments:
+            self._merging._check_phase("memory", tokens, budgets.memory_tokens)
         in_answer = self.count(question, "answer") if self.answer_model else tokens
         self._check_phase("answer", in_answer, 0)
         if self.lookup and (most := self._passage_tokens(in_answer)) < LEAST_PASSAGE_TOKENS:
@@ -189,6 +200,8 @@ class Setup:
         if not is_async(document):
             return None
         more = memory.search(question).more if isinstance(memory, NamedMemory) else None
+        if self.parallel_segments:  # the loop takes all chunks before its first call
+            more = lambda chunk: True  # noqa: E731
         source = source or self.achunks(document)
         return AsyncChunks(self._achecked_chunks(question, source, memory), more)
 
@@ -216,8 +229,30 @@ class Setup:
     def loop(self, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
         """Return the reading loop over these chunks; `part` are more arguments of `reading_loop`."""
         if not self.lookup or source is None:
-            return self._loop(question, source, **part)
+            return self._read(question, source, **part)
         return self._looking_up(question, source, **part)
+
+    def _read(self, question: str, source: Iterable[Chunk] | None, memory: str = "", **part: Any) -> Turns:
+        if not self.parallel_segments or source is None:
+            return self._loop(question, source, memory=memory, **part)
+        return parallel_loop(
+            source,
+            self.parallel_segments,
+            part=partial(self._loop, question, answering=False),
+            final=partial(self._merging._loop, question, **part),
+            count=self.count,
+            memory=memory,
+        )
+
+    @property
+    def parallel_segments(self) -> int:
+        """The most segments that are read side by side; 0 if the document is read in one go."""
+        return (self.segments or _SEGMENTS) if self.strategy == "parallel" else 0
+
+    @property
+    def _merging(self) -> Setup:
+        """The setup whose updates merge memories."""
+        return replace(self, prompts=self.prompts.merging)
 
     def _looking_up(self, question: str, source: Iterable[Chunk], **part: Any) -> Turns:
         """Return the loop with its chunks in an index, from which passages are taken for the answer."""
@@ -225,7 +260,7 @@ class Setup:
         size = cache(lambda: self._passage_tokens(count(question)))
         with PassageIndex(size, count) as index:
             look_up = partial(index.best, question, self.lookup)
-            return (yield from self._loop(question, index.indexed(source), look_up=look_up, **part))
+            return (yield from self._read(question, index.indexed(source), look_up=look_up, **part))
 
     def _loop(self, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
         return reading_loop(
@@ -255,6 +290,7 @@ class Setup:
             answer=(self.answer_model.backend.name, self.answer_model.backend.identity) if self.answer_model else None,
             schema=self.output.schema if self.output else None,
             lookup=self.lookup,
+            segments=self.parallel_segments,
         )
 
     def plan(self, question: str, source: Iterable[Chunk]) -> Plan:
@@ -270,13 +306,17 @@ class Setup:
         if not number:
             raise EmptyDocument
         update = self._prompt_tokens("memory", question_tokens, 0)
+        merges = max(min(self.parallel_segments, number) - 1, 0)
+        merging = merges and merges * self._merging._prompt_tokens(
+            "memory", question_tokens, self.budgets.memory_tokens
+        )
         answer_question = self.count(question, "answer") if self.answer_model else question_tokens
         return Plan(
             chunks=number,
-            calls=number + 1,
+            calls=number + merges + 1,
             document_tokens=size,
-            prompt_tokens=number * update + size * self._sections + self._answer_tokens(answer_question),
-            completion_tokens=number * self.budgets.output("memory") + self.budgets.output("answer"),
+            prompt_tokens=number * update + size * self._sections + merging + self._answer_tokens(answer_question),
+            completion_tokens=(number + merges) * self.budgets.output("memory") + self.budgets.output("answer"),
         )
 
     def complete(self, prompt: Prompt) -> Iterator[str | Reply]:

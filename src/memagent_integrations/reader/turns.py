@@ -48,12 +48,13 @@ def turns_of_part(setup: Setup, question: str, source: Iterable[Chunk] | None, *
     """Return the loop of a part: updates of the memory, or without a source the answer.
 
     Raises:
-        UsageError: the setup looks passages up, which takes the whole reading.
+        UsageError: the setup has what takes the whole reading: it looks passages up, or reads segments side by side.
     """
-    if setup.lookup:
+    setting = "lookup" if setup.lookup else 'strategy="parallel"' if setup.parallel_segments else None
+    if setting:
         raise UsageError(
-            "lookup takes the whole reading (read, stream, begin, read_many): a reading in parts does not keep the "
-            "text that it has read; leave lookup out"
+            f"{setting} takes the whole reading (read, stream, begin, read_many): a reading in parts does not have the "
+            "whole text; leave it out"
         )
     return _watched(setup, setup.loop(question, source, answering=source is None, **part))
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import closing
 from dataclasses import replace
 
+from memagent_integrations.lineage import memory_after
 from memagent_integrations.loop import Turns, advance, exchange, step_made
 from memagent_integrations.reader.running import Running
 from memagent_integrations.records import Event, Prompt, Reading, Step
@@ -62,7 +63,7 @@ class Unanswered:
         return Reading(
             question=question,
             answer="",
-            memory=steps[-1].memory,
+            memory=memory_after(steps),
             steps=tuple(steps),
             model=self._running.setup.model.backend.name,
             budgets=self._running.setup.budgets,

@@ -32,8 +32,9 @@ _KINDS = {  # kind -> module, class, package to install
     "langchain-refine": ("langchain", "Refine", "langchain-classic"),
     "langchain-map-reduce": ("langchain", "MapReduce", "langchain-classic"),
 }
+_MEMAGENT = ("memory-first", "section-shared", "no-change", "parallel")
 _OPTIONS = {  # kind -> the names that it has with options
-    "memagent": ("memagent", "memagent:memory-first", "memagent:section-shared", "memagent:no-change"),
+    "memagent": ("memagent", *(f"memagent:{name}" for name in _MEMAGENT)),
     "bm25": ("bm25:K",),
     "embedding": ("embedding:K",),
 }

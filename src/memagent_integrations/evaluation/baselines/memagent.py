@@ -11,13 +11,13 @@ from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Layout
 
-_NO_CHANGE = "no-change"
+_NO_CHANGE, _PARALLEL = "no-change", "parallel"
 
 
 class MemAgent(Baseline):
-    """Reads section by section and answers from the memory. Options: a layout, "no-change", or both, comma-separated.
+    """Reads section by section and answers from the memory. Options, comma-separated: a layout, "no-change", "parallel".
 
-    Without options it has the prompts of the setup, which may be a policy's.
+    Without a layout and "no-change" it has the prompts of the setup, which may be a policy's.
     """
 
     def configure(self, options: str) -> None:
@@ -28,13 +28,14 @@ class MemAgent(Baseline):
         """
         selected = set(options.split(",")) - {""}
         layouts: list[Layout] = [layout for layout in get_args(Layout) if layout in selected]
-        known = (*get_args(Layout), _NO_CHANGE)
+        known = (*get_args(Layout), _NO_CHANGE, _PARALLEL)
         if len(layouts) > 1 or not selected <= set(known):
             raise UsageError(
-                f"unknown reader {self.name!r}; memagent takes one layout, {_NO_CHANGE}, or both ({', '.join(known)})"
+                f"unknown reader {self.name!r}; memagent takes one layout, {_NO_CHANGE}, {_PARALLEL}, or several of "
+                f"these ({', '.join(known)})"
             )
         prompts = self.setup.prompts
-        if selected:
+        if selected - {_PARALLEL}:
             no_change = _NO_CHANGE in selected
             prompts = PromptSet.default(layout=layouts[0] if layouts else "section-first", no_change=no_change)
         model = self.setup.model
@@ -43,6 +44,7 @@ class MemAgent(Baseline):
             prompts=prompts,
             window=model.window,
             on_lost_section="skip",  # a lost section costs points, not the sample
+            strategy="parallel" if _PARALLEL in selected else "sequential",
             **vars(self.setup.budgets),
         )
         try:

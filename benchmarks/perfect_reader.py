@@ -67,7 +67,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = Results(Path(folder) / "results.jsonl", {"seed": 0})
         started = time.perf_counter()
-        harness.evaluate(harness.jobs(chosen, options.readers, options.samples), readers, results, seed=0, count=backend.count)
+        harness.evaluate(
+            harness.jobs(chosen, options.readers, options.samples), readers, results, seed=0, count=backend.count
+        )
         print(report.markdown(report.rows(results)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"\n{time.perf_counter() - started:,.0f} s, peak memory {peak:,.0f} MB")

@@ -705,11 +705,21 @@ def test_a_run_is_resumed_with_all_that_it_was_begun_with(file: Path) -> None:
             "seed": 3,
         }
         with Reader(
-            "openai:m", chunk_tokens=100, memory_tokens=60, window=2000, journal=file, backend_options=options
+            "openai:m",
+            chunk_tokens=100,
+            memory_tokens=60,
+            window=2000,
+            journal=file,
+            backend_options=options,
+            lookup=1,
+            strategy="parallel",
+            segments=2,
         ) as subject:
+            planned = subject.plan(QUESTION, DOCUMENT)
             whole = subject.read(QUESTION, DOCUMENT, run="mine")
         with Journal(file) as journal:
             branch = journal.edit("mine", 1)
         with Reader.from_run(file, branch, window=2000) as resumed:
+            assert resumed.plan(QUESTION, DOCUMENT) == planned
             assert resumed.read(QUESTION, DOCUMENT, run=branch).answer == whole.answer
         assert server.bodies("/v1/chat/completions")[-1]["top_p"] == 0.9

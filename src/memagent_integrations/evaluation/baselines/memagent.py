@@ -15,7 +15,7 @@ _NO_CHANGE, _PARALLEL = "no-change", "parallel"
 
 
 class MemAgent(Baseline):
-    """Reads section by section and answers from the memory. Options, comma-separated: a layout, "no-change", "parallel".
+    """Reads section by section and answers from the memory. Options, by commas: a layout, "no-change", "parallel".
 
     Without a layout and "no-change" it has the prompts of the setup, which may be a policy's.
     """

@@ -255,6 +255,14 @@ def test_the_doors_and_a_look_up_read_in_parallel() -> None:
     assert sorted(str(engine.query(QUESTION)).split()) == KEYS
 
 
+async def test_many_questions_about_one_document_are_read_in_parallel() -> None:
+    questions = [f"Which key is number {number}?" for number in range(5)]
+    for readings in (reader().ask(questions, DOCUMENT), await reader().aask(questions, DOCUMENT)):
+        assert all(map(holds_all, readings))
+    batches = Reader(ScriptedBackend(noting, batch_size=4), **SETTINGS, strategy="parallel", segments=3)
+    assert all(map(holds_all, batches.ask(questions, iter([DOCUMENT]))))
+
+
 def test_events_of_a_stream_come_in_order() -> None:
     events = list(reader().stream(QUESTION, DOCUMENT))
     assert [event.index for event in events if isinstance(event, Step)] == list(range(CALLS))

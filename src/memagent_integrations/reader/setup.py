@@ -200,8 +200,8 @@ class Setup:
         if not is_async(document):
             return None
         more = memory.search(question).more if isinstance(memory, NamedMemory) else None
-        if self.parallel_segments:  # the loop takes all chunks before its first call
-            more = lambda chunk: True  # noqa: E731
+        if self.parallel_segments:
+            more = _take_all
         source = source or self.achunks(document)
         return AsyncChunks(self._achecked_chunks(question, source, memory), more)
 
@@ -385,3 +385,8 @@ class Setup:
     def _schema_tokens(self, model: Model) -> int:
         """Return the tokens of the schema, which some servers put into the prompt."""
         return model.count_template(json.dumps(self.output.schema)) if self.output else 0
+
+
+def _take_all(chunk: Chunk) -> bool:
+    """Have all chunks of an async document fetched at once: a parallel reading takes them before its first call."""
+    return True

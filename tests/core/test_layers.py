@@ -35,6 +35,8 @@ HOMES = {  # heavy package -> the only files and folders that may import it
     "langchain_text_splitters": {"evaluation/baselines/langchain_splitter.py"},
     "langgraph": {"langchain/", "evaluation/baselines/langgraph.py"},
     "llama_index": {"llama_index/", "evaluation/baselines/llama_index.py"},
+    "pyarrow": {"ray.py"},
+    "ray": {"ray.py"},
     "bm25s": {"evaluation/baselines/bm25.py"},
     "sentence_transformers": {"evaluation/baselines/embedding.py"},
     "datasets": {"evaluation/data.py"},
@@ -171,6 +173,12 @@ for name, command in [("MemAgentReader", "[langchain]"), ("MemAgentQueryEngine",
         assert command in error.command, error
     else:
         raise SystemExit(name + " came without its package")
+try:
+    import memagent_integrations.ray
+except MissingExtra as error:
+    assert "[ray]" in error.command, error
+else:
+    raise SystemExit("Ray's module came without its package")
 for spec in ["transformers:x", "vllm:x", "llamacpp:" + sys.argv[1]]:
     try:
         Reader(spec)

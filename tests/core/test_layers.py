@@ -228,5 +228,5 @@ def test_the_door_is_pinned() -> None:
 @pytest.mark.heavy
 def test_every_module_imports() -> None:
     for module in MODULES:
-        if module not in ("backends.vllm", "__main__"):
+        if module not in ("backends.vllm", "ray", "__main__"):  # whose own tests skip where the package is missing
             importlib.import_module(f"{NAME}.{module}".rstrip("."))

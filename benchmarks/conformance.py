@@ -1,6 +1,6 @@
-r"""Do the metrics give the scores that the published code gives?
+r"""Do the metrics give the scores that the published code gives, and the tasks its documents?
 
-    python benchmarks/conformance.py --reference DIR DIR DIR DIR --output docs/results/conformance.json
+    python benchmarks/conformance.py --reference DIR DIR DIR DIR --data DATA --output docs/results/conformance.json
 
 Each DIR is a checkout of one of the repositories NVIDIA/RULER, BytedTsinghua-SIA/MemAgent, THUDM/LongBench and
 booydar/babilong. Their code is run on random and adversarial inputs, and the scores are compared with those of our
@@ -10,6 +10,8 @@ boxes); ours has to be 0 there.
 
 `prompts`: filled templates of MemAgent's evaluation and of its training, filled by their code and by
 `PromptSet.from_reference`, have to be equal byte for byte.
+
+`documents`, with a folder of data sets: see `conformance_documents.py`.
 
 MemAgent's evaluation is run as a whole, in its configurations "recurrent" and "boxed", with outputs in place of a
 model. Packages that the published code imports and does not need here are replaced by empty ones. With `--golden FILE`
@@ -26,7 +28,6 @@ import importlib
 import io
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+
+from conformance_documents import documents
+from published_code import module, revision, stand_ins
 
 from memagent_integrations.evaluation.official import babilong_golds
 from memagent_integrations.evaluation.published import prompts_named
@@ -286,44 +290,6 @@ def stops(utils: ModuleType, answer: str) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def stand_ins(*names: str) -> Iterator[None]:
-    """Replace packages by ones whose attributes are all the same object, which does nothing."""
-
-    class Nothing(ModuleType):
-        def __init__(self, name: str, *_: Any, **__: Any) -> None:  # also as the base of a class
-            super().__init__(name)
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return Nothing(name)
-
-        def __call__(self, *_: Any, **__: Any) -> Any:
-            return self
-
-        __or__ = __ror__ = __call__
-
-    kept = dict(sys.modules)
-    sys.modules.update({name: Nothing(name) for name in names})
-    try:
-        yield
-    finally:
-        for name in set(sys.modules) - set(kept):
-            del sys.modules[name]
-        sys.modules.update(kept)
-
-
-def module(path: Path) -> ModuleType:
-    """Run a file of the published code as a module."""
-    spec = importlib.util.spec_from_file_location(f"reference_{path.stem}", path)
-    assert spec
-    assert spec.loader
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
 SCORERS = (
     Scorer(metric="string_match_all", marker="scripts/eval/synthetic/constants.py", scores=ruler("string_match_all")),
     Scorer(metric="string_match_part", marker="scripts/eval/synthetic/constants.py", scores=ruler("string_match_part")),
@@ -360,18 +326,15 @@ def compare(scorer: Scorer, folder: Path, number: int) -> tuple[dict[str, Any], 
     return row, golden
 
 
-def revision(folder: Path) -> str | None:
-    """Return the commit of a checkout; None if it is none."""
-    done = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, nargs="+", required=True, metavar="DIR", help="checkouts")
     parser.add_argument("--inputs", type=int, default=100_000, metavar="N", help="for each scorer [100,000]")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the data sets of the tasks, to compare documents")
+    parser.add_argument("--documents", type=int, default=25, metavar="N", help="of each task and length [25]")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the table here")
     parser.add_argument("--golden", type=Path, metavar="FILE", help="write inputs with their scores here")
+    parser.add_argument("--golden-documents", type=Path, metavar="FILE", help="write digests of documents here")
     args = parser.parse_args()
     table, golden = {}, []
     for scorer in SCORERS:
@@ -383,14 +346,19 @@ def main() -> None:
         golden += rows
     agent = next((folder for folder in args.reference if (folder / "recurrent/impls/memory.py").is_file()), None)
     templates = prompts(agent) if agent else {}
+    made, digests = documents(args.reference, args.data, args.documents) if args.data else ({}, [])
     command = f"python benchmarks/conformance.py --reference DIR... --inputs {args.inputs}"
-    written = json.dumps({"command": command, "scorers": table, "prompts": templates}, indent=1)
+    if args.data:
+        command += f" --data DIR --documents {args.documents}"
+    written = json.dumps({"command": command, "scorers": table, "prompts": templates, "documents": made}, indent=1)
     print(written)
     if args.output:
         args.output.write_text(written + "\n", encoding="utf-8")
     if args.golden:
         args.golden.write_text("".join(json.dumps(row) + "\n" for row in golden), encoding="utf-8")
-    sys.exit(any(row["disagreements"] for row in (*table.values(), *templates.values())))
+    if args.golden_documents:
+        args.golden_documents.write_text("".join(json.dumps(row) + "\n" for row in digests), encoding="utf-8")
+    sys.exit(any(row["disagreements"] for row in (*table.values(), *templates.values(), *made.values())))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-r"""The metrics of published code: what that code made of the same inputs, written by `benchmarks/conformance.py`."""
+r"""What published code made of the same inputs: scores and documents, written by `benchmarks/conformance.py`."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 from helpers.keys_task import TASK, run
 
 from memagent_integrations import ScriptedBackend, UsageError
+from memagent_integrations.evaluation import tasks
 from memagent_integrations.evaluation.baselines import make as make_reader
+from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.official import (
     babilong,
     babilong_golds,
@@ -23,6 +26,7 @@ from memagent_integrations.evaluation.scoring import METRICS, OF_REPLIES, boxed_
 from memagent_integrations.evaluation.tasks.babilong import LABELS
 
 GOLDEN = [json.loads(line) for line in Path(__file__).with_name("official.jsonl").read_text("utf-8").splitlines()]
+DOCUMENTS = [json.loads(line) for line in Path(__file__).with_name("documents.jsonl").read_text("utf-8").splitlines()]
 OURS = {
     "memagent_sub_em": sub_em,
     "memagent_boxed_sub_em": boxed_em,
@@ -42,6 +46,15 @@ def test_scores_are_those_of_the_published_code(metric: str) -> None:
         assert any(OURS[metric](row["answer"], row["golds"]) != row["score"] for row in rows), (
             "the inputs tell them apart"
         )
+
+
+@pytest.mark.parametrize("task", sorted({row["task"] for row in DOCUMENTS}))
+def test_documents_are_those_of_the_published_code(task: str) -> None:
+    for row in DOCUMENTS:
+        if row["task"] == task:
+            sample = tasks.load(task, Data()).make(row["length"], 0, row["number"], lambda text: len(text.split()))
+            text = " ".join("".join(sample.document()).split())
+            assert hashlib.sha256(text.encode()).hexdigest() == row["digest"], row
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,8 @@ class _Stack:
         while spent + (next_cost := cost(size) + headers[len(str(size + 1)) - 1]) <= tokens:
             spent, size = spent + next_cost, size + 1
         rest = tokens - spent
-        unused = max(gold + self.others - size, 0) or self.others
+        near = gold + len(self._question.near) - size  # as in RULER, others come only after all of these
+        unused = near if near > 0 else max(gold + self.others - size, 0) or self.others
         misses = [(abs(rest - cost(size + n)), size + n) for n in range(min(_CANDIDATES, unused))]
         miss, best = min(misses)
         if miss >= rest:

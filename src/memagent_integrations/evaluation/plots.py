@@ -187,7 +187,8 @@ def _colours(rows: Sequence[Row]) -> dict[str, Any]:
 def _shifts(rows: Sequence[Row]) -> dict[str, float]:
     """Return how far each reader's points are shifted along the axis, so that error bars do not hide one another."""
     readers = _readers(rows)
-    return {reader: 0.05 * (number - (len(readers) - 1) / 2) for number, reader in enumerate(readers)}
+    step = min(0.05, 0.4 / max(len(readers), 1))
+    return {reader: step * (number - (len(readers) - 1) / 2) for number, reader in enumerate(readers)}
 
 
 def _plot_per_task(rows: Sequence[Row]) -> tuple[Figure, dict[str, Axes]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_right
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -42,10 +43,11 @@ IGNORABLE = (
 )
 """The characters that nobody sees, for a class of a regular expression: Default_Ignorable_Code_Point of Unicode."""
 _VISIBLE = re.compile(f"[^\\s\\x00-\\x1f\\x7f-\\x9f\u2800{IGNORABLE}]")
-_PASSED_OVER = re.compile(
-    f"[\\x00-\\x08\\x0e-\\x1b\\x7f-\\x84\\x86-\\x9f\u2800\ufffc\ufffd\u0300-\u036f\u20d0-\u20ff{IGNORABLE}]+"
-)
-"""What a reader passes over within a word, the marks over and through letters among it."""
+_ODD = "\\x00-\\x08\\x0e-\\x1b\\x7f-\\x84\\x86-\\x9f\u2800\ufffc\ufffd\u0300-\u036f\u20d0-\u20ff"
+_ODDITY = re.compile(f"[{_ODD}]")
+"""What a reader passes over within a word, or takes for its end: the marks over and through letters among it."""
+_UNSEEN = re.compile(f"[{IGNORABLE}]+")
+_PASSED_OVER = re.compile(f"[{_ODD}{IGNORABLE}]+")
 _RUN = re.compile(r"[^\t-\r\x1c-~][^\t-\r\x1c-~＜﹤≮［﹇]{0,63}")
 """Characters whose form is not their own, perhaps; a bracket is the first of its run."""
 _TAG = re.compile(r"</?([^\W\d](?:[\w:.-]*\w)?)(?=[\s/>])")
@@ -76,34 +78,42 @@ def tags_of(template: str) -> tuple[str, ...]:
 def harmless(text: str, tags: tuple[str, ...]) -> str:
     """Return the text, `neutralise`d and unable to open or close any of these tags; as long as before.
 
-    What only reads like a tag cannot do so either: one with white space or marks in it, with characters that nobody
-    sees, or in other characters of the same meaning (NFKC).
+    What only reads like a tag cannot do so either: one with white space or marks in it or after it, with characters
+    that nobody sees, or in other characters of the same meaning (NFKC).
     """
     text = text.replace("\0", "\ufffd") if text.isascii() else _UNSENDABLE.sub("\ufffd", text)
     if not _SUSPECT.search(text):
         return text
-    as_read = _RUN.sub(lambda run: _form(run[0]), text).lower()
+    places = dict(_imitations(text, tags, _PASSED_OVER))
+    if _ODDITY.search(text):
+        places |= _imitations(text, tags, _UNSEEN)
+    if not places:
+        return text
+    return "".join([places.get(place, sign) for place, sign in enumerate(text)])
+
+
+def _imitations(text: str, tags: tuple[str, ...], dropped: re.Pattern[str]) -> Iterator[tuple[int, str]]:
+    """Yield where the imitations begin in a text that is read without what is `dropped`, and what is to stand there."""
+    as_read = _RUN.sub(lambda run: _form(run[0], dropped), text).lower()
     starts = [match.start() for match in _imitation(tags).finditer(as_read)]
     if not starts:
-        return text
+        return
     ends, read_ends = [0], [0]  # of each run, in the text and in the text as it reads
     for run in _RUN.finditer(text):
-        read_ends.append(read_ends[-1] + run.start() - ends[-1] + len(_form(run[0])))
+        read_ends.append(read_ends[-1] + run.start() - ends[-1] + len(_form(run[0], dropped)))
         ends.append(run.end())
-    signs = list(text)
     for start in starts:
         before = bisect_right(read_ends, start) - 1
-        signs[ends[before] + start - read_ends[before]] = "‹" if as_read[start] == "<" else "⁅"
-    return "".join(signs)
+        yield ends[before] + start - read_ends[before], "‹" if as_read[start] == "<" else "⁅"
 
 
 @lru_cache(1024)
-def _form(text: str) -> str:
-    """Return a text as it reads: each character in its plain form (NFKD), and nothing that is passed over.
+def _form(text: str, dropped: re.Pattern[str] = _PASSED_OVER) -> str:
+    """Return a text as it reads: each character in its plain form (NFKD), and nothing that is dropped.
 
     NFKC, the composed form, would make one character of a bracket and a mark after it.
     """
-    return _PASSED_OVER.sub("", unicodedata.normalize("NFKD", text))
+    return dropped.sub("", unicodedata.normalize("NFKD", text))
 
 
 @lru_cache(256)

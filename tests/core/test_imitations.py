@@ -201,6 +201,14 @@ def test_tags_of_any_alphabet_cannot_be_closed() -> None:
     assert prompts.harmless("x</章节>y＜／\u00ad章\u2063节＞") == "x‹/章节>y‹／\u00ad章\u2063节＞"
 
 
+@pytest.mark.parametrize(
+    "end", ["\0", "\x01", "\x7f", "\ufffc", "\ufffd", "\u2800", "\u0301", "\u20dd", "\u00ad\ufffd"]
+)
+@pytest.mark.parametrize("after", ["0", "s", ">", ""])
+def test_a_tag_ends_at_what_may_be_its_end(end: str, after: str) -> None:
+    assert PROMPTS.harmless(f"a <memory{end}{after}").startswith("a ‹memory")
+
+
 INSERTED = st.one_of(
     st.sampled_from([*UNSEEN.values(), " ", "\n", "\u3000", "\t\t\t", " " * 20]),
     st.characters(categories=["Cf", "Cc", "Zs", "Zl", "Zp"]),

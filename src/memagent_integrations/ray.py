@@ -14,6 +14,7 @@ from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.files import OWNERS_FOLDER, accessing
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Reading
+from memagent_integrations.sanitize import encodable
 
 try:
     import pyarrow
@@ -168,7 +169,7 @@ class _Columns:
 def _values(reading: Reading) -> dict[str, Any]:
     """Return a reading as the values of the added columns."""
     error = reading.error
-    return {
+    values = {
         "answer": reading.answer,
         "memory": reading.memory,
         "calls": len(reading.steps),
@@ -178,6 +179,7 @@ def _values(reading: Reading) -> dict[str, Any]:
         "error_type": type(error).__name__ if error else None,
         "error": str(error) if error else None,
     }
+    return {name: encodable(value) for name, value in values.items()}
 
 
 class _Worker:
@@ -199,10 +201,16 @@ class _Worker:
         """Return the rows with their answers."""
         self._columns.check(rows.column_names)
         questions = [question or "" for question in self._columns.questions(rows)]
-        documents = rows.column(self._columns.document).to_pylist()
-        if self._load:
-            documents = [_loaded(self._load, document) for document in documents]
-        return self._columns.add(rows, self._reader.read_many(zip(questions, documents, strict=True)))
+        values = rows.column(self._columns.document).to_pylist()
+        documents: dict[str, Any] = {}  # equal texts become one document, which is read once for all its questions
+        jobs = []
+        for question, value in zip(questions, values, strict=True):
+            document = self._document(value)
+            jobs.append((question, documents.setdefault(value, document) if isinstance(value, str) else document))
+        return self._columns.add(rows, self._reader.read_many(jobs))
+
+    def _document(self, value: Any) -> Any:
+        return _loaded(self._load, value) if self._load else value
 
 
 def _loaded(load: Callable[[Any], Any], document: Any) -> Iterator[Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 ray = pytest.importorskip("ray.data", reason="Ray is not installed")
 
 from helpers import ray_workers  # noqa: E402 - after the check that Ray is here
+from helpers.loopback import Loopback, chat  # noqa: E402
 from helpers.ray_workers import IN_FLIGHT, Gates, answers, local_ray  # noqa: E402
 
 from memagent_integrations import Journal, Limits, Reading, UsageError  # noqa: E402
@@ -52,6 +54,20 @@ def test_a_killed_worker_loses_no_row_and_no_step(tmp_path: Path) -> None:
     again = Gates()
     assert answered(ray_workers.read(again, number, tmp_path)) == answers(number)
     assert not again.calls, "the whole job run again asks nothing"
+
+
+def test_a_document_of_several_rows_is_read_once_and_any_reply_is_a_value(tmp_path: Path) -> None:
+    def load(text: str) -> str:
+        (tmp_path / uuid4().hex).touch()
+        return text
+
+    with Loopback(chat(lambda prompt: "It is \ud800 here.")) as server:
+        options: dict[str, Any] = {**NO_SERVER["backend_options"], "base_url": f"{server.url}/v1"}
+        dataset = ray.from_items([{"question": f"Who is {n}?", "document": "The text."} for n in range(5)])
+        dataset = dataset.repartition(1)
+        rows = read_dataset(dataset, "openai:tiny", load=load, window=8192, backend_options=options).take_all()
+    assert [row["answer"] for row in rows] == ["It is \ufffd here."] * 5
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_row_that_fails_is_a_row(tmp_path: Path) -> None:

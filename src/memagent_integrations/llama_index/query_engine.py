@@ -178,6 +178,20 @@ class MemAgentQueryEngine(BaseQueryEngine):
         bundle = _bundle(query)
         return await self._synthesizer.areading(bundle, await self._anodes(bundle), run=run)
 
+    def readings(self, queries: Sequence[QueryType]) -> list[Reading]:
+        """Return the readings for many queries, in their order; the documents are read once for all of them.
+
+        A reading that failed has its `error`; the others go on. No events are sent.
+
+        Raises:
+            UsageError: the nodes depend on the query (a retriever, postprocessors); see also `reading`.
+        """
+        return self._synthesizer.readings(queries, self._nodes_of_all(queries))
+
+    async def areadings(self, queries: Sequence[QueryType]) -> list[Reading]:
+        """`readings`, async."""
+        return await self._synthesizer.areadings(queries, await asyncio.to_thread(self._nodes_of_all, queries))
+
     def plan(self, query: QueryType) -> Plan:
         """Return what a query would take, without calling the model; a retriever is asked.
 
@@ -258,6 +272,17 @@ class MemAgentQueryEngine(BaseQueryEngine):
         for postprocessor in self._node_postprocessors:
             nodes = await postprocessor.apostprocess_nodes(nodes, query_bundle=query_bundle)
         return nodes
+
+    def _nodes_of_all(self, queries: Any) -> Any:
+        """Return what is read for all queries alike."""
+        if isinstance(queries, str | QueryBundle) or not isinstance(queries, Sequence):
+            raise UsageError(f"queries has to be a list of queries, not {type(queries).__name__}")
+        if isinstance(self._source, BaseRetriever) or self._node_postprocessors:
+            raise UsageError(
+                "a retriever and postprocessors choose other nodes for each query, which share no reading; "
+                "query one after the other, or with asyncio.gather(*map(engine.aquery, queries))"
+            )
+        return self._source.nodes() if isinstance(self._source, WholeIndex) else self._take()
 
     def _take(self) -> Any:
         """Return the source for a query. An iterator is good for one query."""

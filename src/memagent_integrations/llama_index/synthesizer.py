@@ -183,6 +183,26 @@ class MemAgentSynthesizer(BaseSynthesizer):
         record.end(reading)
         return reading
 
+    def readings(self, queries: Sequence[QueryType], nodes: Any) -> list[Reading]:
+        """Return the readings of these nodes for many queries, in their order; the nodes are read once for all.
+
+        A reading that failed has its `error`; the others go on. No events are sent.
+
+        Raises:
+            UsageError: the synthesizer has a `run`, which is one reading, or a named memory, for readings in a row.
+        """
+        return self.reader.read_many(self._jobs(queries, nodes))
+
+    async def areadings(self, queries: Sequence[QueryType], nodes: Any) -> list[Reading]:
+        """`readings`, async."""
+        return await self.reader.aread_many(self._jobs(queries, nodes))
+
+    def _jobs(self, queries: Sequence[QueryType], nodes: Any) -> list[tuple[str, Any, str | NamedMemory]]:
+        if self._run is not None:
+            raise UsageError("run names one reading in the journal; leave it out to read for many queries")
+        document = as_read(nodes, self.node_settings)
+        return [(_text_of(query), document, self._memory) for query in queries]
+
     def plan(self, query: QueryType, nodes: Any) -> Plan:
         """Return what a reading of these nodes would take, without calling the model.
 

@@ -13,7 +13,8 @@ from contextlib import aclosing, asynccontextmanager, closing, contextmanager, s
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from itertools import chain, repeat
+from typing import Any, NoReturn, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
@@ -124,10 +125,7 @@ class Calls:
                 with Scope(deadline), self._client_timeouts(ends, deadline):
                     return request()
 
-            if not self._max_retries(backend):  # spares a model in this process, which is asked often, the machinery
-                return attempt()
-            answer: _T = Retrying(**self._retry_options(backend, ends), sleep=scopes.sleep)(attempt)
-        return answer
+            return self._retried(backend, ends, attempt)
 
     def warn(self, message: str) -> None:
         """Log a warning about the model, once for all readings."""
@@ -145,8 +143,7 @@ class Calls:
             return self._run_in_time(prompt, deadline, lambda: backend.complete(timed_prompt))
 
         with self._call(backend):
-            reply: Reply = Retrying(**self._retry_options(backend, prompt.deadline), sleep=scopes.sleep)(attempt)
-        return reply
+            return self._retried(backend, prompt.deadline, attempt)
 
     async def acomplete(self, backend: Backend, prompt: Prompt) -> Reply:
         """Return the reply to one prompt."""
@@ -167,9 +164,7 @@ class Calls:
             return next(pieces, None), pieces
 
         with self._call(backend):
-            retrying = Retrying(**self._retry_options(backend, prompt.deadline), sleep=scopes.sleep)
-            started: tuple[str | Reply | None, Generator[str | Reply]] = retrying(attempt)
-            piece, pieces = started
+            piece, pieces = self._retried(backend, prompt.deadline, attempt)
             with closing(pieces):
                 while piece is not None:
                     yield piece
@@ -238,6 +233,16 @@ class Calls:
             with self._lock:
                 self._retries_left = min(self._retries_left + self.limits.retry_ratio, _BURST)
             yield
+
+    def _retried(self, backend: Backend, deadline: float | None, attempt: Callable[[], _T]) -> _T:
+        """Return the result of `attempt`, with retries."""
+        try:
+            return attempt()  # most succeed, and do without the machinery
+        except BackendError as error:
+            attempts: Iterator[Callable[[], _T]] = chain((partial(_raise, error),), repeat(attempt))
+            retrying = Retrying(**self._retry_options(backend, deadline), sleep=scopes.sleep)
+            answer: _T = retrying(lambda: next(attempts)())
+            return answer
 
     def _retry_options(self, backend: Backend, deadline: float | None) -> dict[str, Any]:
         """Return the arguments of tenacity's `Retrying`, which say when a call is retried."""
@@ -358,6 +363,10 @@ class Calls:
                 "with a journal, read again to resume"
             )
         return CallTimeout(f"the model gave no reply within {limits.call_timeout:g} s (call_timeout)")
+
+
+def _raise(error: BackendError) -> NoReturn:
+    raise error
 
 
 def _extended(deadline: float, seconds: float, prompt: Prompt) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import lru_cache
@@ -36,19 +36,24 @@ _BREAKS = (  # where to cut, best first (a paragraph, a sentence, a word); the c
 class Chunker:
     """Cuts text into chunks: push it in with `feed`, end with `finish`; both yield the chunks that are complete.
 
-    `count` counts tokens. A chunk has at most `chunk_tokens` tokens and, unless it is the last, at least 90 % of them.
-    It ends after a paragraph, a sentence or a word if one ends in its last part (`TAIL`). With `overlap_tokens`, it
-    begins with up to that many tokens of the previous chunk, and its span includes them.
+    `count` counts tokens, of the text as `harmless` returns it, which is as long. A chunk has at most `chunk_tokens`
+    tokens and, unless it is the last, at least 90 % of them. It ends after a paragraph, a sentence or a word if one
+    ends in its last part (`TAIL`). With `overlap_tokens`, it begins with up to that many tokens of the previous chunk,
+    and its span includes them.
 
     Raises:
         UsageError: a single character has more than `chunk_tokens` tokens.
     """
 
-    def __init__(self, count: Counter, chunk_tokens: int, overlap_tokens: int = 0) -> None:
+    def __init__(
+        self, count: Counter, chunk_tokens: int, overlap_tokens: int = 0, harmless: Callable[[str], str] = str
+    ) -> None:
         self._count = lru_cache(maxsize=8)(count)  # the same candidate is counted up to three times
+        self._harmless = harmless
         self._limit = chunk_tokens
         self._overlap_limit = overlap_tokens
         self._text = ""  # what is not yet in a chunk, after the overlap
+        self._counted = ""  # the same, while the end of a chunk is looked for; harmless if a chunk of it is not
         self._start = 0  # where `_text` starts in the whole text
         self._overlap = 0  # characters at the start of `_text` that the previous chunk holds too
         self._index = 0
@@ -79,17 +84,24 @@ class Chunker:
 
     def _cut(self, *, final: bool) -> Iterator[Chunk]:
         """Yield a chunk from the start of the text; none if all of it fits and more text may follow."""
-        text, guess = self._text, int(self._limit * self._characters_per_token * 0.99)
-        size = fit(self._limit, len(text), lambda n: self._count(text[:n]), guess=guess, enough=0.98)
+        text = self._counted = self._text
+        size = self._best_size()
+        if self._harmless(text[:size]) != text[:size]:
+            self._counted = self._harmless(text)
+            size = self._best_size()
         if size == 0 or size <= self._overlap:
             position = self._start + self._overlap
             raise UsageError(f"chunk_tokens={self._limit} is too small for the text at character {position}")
         if size == len(text) and not final:
             self._least_text = 2 * len(text)
             return
-        if size < len(text):
-            size = self._best_end(size)
         yield self._make_chunk(size)
+
+    def _best_size(self) -> int:
+        """Return the size of the next chunk; 0 or no more than the overlap if not one more character fits."""
+        guess = int(self._limit * self._characters_per_token * 0.99)
+        size = fit(self._limit, len(self._text), self._tokens, guess=guess, enough=0.98)
+        return self._best_end(size) if self._overlap < size < len(self._text) else size
 
     def _best_end(self, size: int) -> int:
         """Return the best place to end a chunk of at most `size` characters; `size` itself if there is none near."""
@@ -105,15 +117,18 @@ class Chunker:
         return end if end > floor and self._is_full(end) else size
 
     def _is_full(self, size: int) -> bool:
-        return FULL * self._limit <= self._count(self._text[:size]) <= self._limit
+        return FULL * self._limit <= self._tokens(size) <= self._limit
+
+    def _tokens(self, size: int) -> int:
+        return self._count(self._counted[:size])
 
     def _make_chunk(self, size: int) -> Chunk:
         """Return the first `size` characters as a chunk, and keep what the next chunk needs."""
         text, end = self._text[:size], self._start + size
-        tokens, sources = self._count(text), tuple(self._sources_until(end))
+        tokens, sources = self._tokens(size), tuple(self._sources_until(end))
         span = Span(index=self._index, start=self._start, end=end, tokens=tokens, sources=sources)
         self._characters_per_token = size / max(tokens, 1)
-        self._overlap = self._overlap_of(text) if self._overlap_limit else 0
+        self._overlap = self._overlap_of(size) if self._overlap_limit else 0
         self._text = self._text[size - self._overlap :]
         self._start = end - self._overlap
         self._least_text = 0
@@ -122,9 +137,9 @@ class Chunker:
             self._sources.popleft()
         return Chunk(span=span, text=text)
 
-    def _overlap_of(self, text: str) -> int:
-        """Return how many characters at the end of a chunk the next chunk repeats."""
-        size, guess = len(text), int(self._overlap_limit * self._characters_per_token)
+    def _overlap_of(self, size: int) -> int:
+        """Return how many characters at the end of a chunk of `size` characters the next chunk repeats."""
+        guess, text = int(self._overlap_limit * self._characters_per_token), self._counted[:size]
         return fit(self._overlap_limit, size - 1, lambda n: self._count(text[size - n :]), guess=guess)
 
     def _note_source(self, piece: Piece, position: int, length: int) -> None:

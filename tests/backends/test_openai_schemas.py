@@ -66,7 +66,7 @@ def test_the_name_of_a_schema_is_one_that_servers_take(title: str | None, name: 
 
 def test_openai_itself_gets_the_strict_form() -> None:
     backend = OpenAIBackend("gpt-5", api_key=KEY)
-    sent = backend._request(with_schema(Planet.model_json_schema()))["response_format"]["json_schema"]
+    sent = backend._request(with_schema(Planet.model_json_schema()))["body"]["response_format"]["json_schema"]
     assert sent["strict"] is True
     assert sent["schema"]["required"] == ["moons", "largest"]
     free = backend._request(with_schema(Free.model_json_schema()))["response_format"]["json_schema"]

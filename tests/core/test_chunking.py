@@ -13,7 +13,8 @@ from memagent_integrations import UsageError
 from memagent_integrations.chunking import FULL, Chunker, achunks, chunks
 from memagent_integrations.documents import Piece, pieces
 from memagent_integrations.records import Chunk
-from memagent_integrations.tokens import Counter
+from memagent_integrations.sanitize import neutralise
+from memagent_integrations.tokens import Counter, in_blocks
 
 PIECES = [
     "word ",
@@ -171,3 +172,25 @@ def test_few_counts_a_chunk() -> None:
 
     result = cut("A sentence of several words stands here. " * 3000, counting(COUNTERS["tiktoken"]()), 500)
     assert calls <= 6 * len(result)
+
+
+def test_a_text_is_tokenized_hardly_more_than_once() -> None:
+    tokenized = 0
+
+    def count(text: str) -> int:
+        nonlocal tokenized
+        tokenized += len(text)
+        return len(text) // 4
+
+    text = "".join(f"Entry {number} of the ledger says something else. " for number in range(10_000))
+    cut(text, in_blocks(count), 5000)
+    assert tokenized < 1.25 * len(text)
+
+
+def test_counts_the_text_as_a_prompt_shows_it() -> None:
+    text, shown = "<|im_end|> and words " * 500, "‹|im_end|> and words " * 500
+    result = list(chunks(pieces(text), Chunker(COUNTERS["tiktoken"](), 100, 10, neutralise)))
+    assert result[-1].span.end == len(text)
+    for chunk in result:
+        assert chunk.text == text[chunk.span.start : chunk.span.end]
+        assert COUNTERS["tiktoken"]()(shown[chunk.span.start : chunk.span.end]) <= 100

@@ -6,13 +6,14 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
+import tiktoken
 from helpers.counters import COUNTERS, byte_bpe
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from memagent_integrations import MissingExtra, UsageError
-from memagent_integrations.tokens import approximate, counter_of, cut, fit, load_counter, openai_counter
+from memagent_integrations.tokens import approximate, counter_of, cut, fit, in_blocks, load_counter, openai_counter
 
 
 @pytest.mark.fuzz
@@ -151,3 +152,30 @@ def test_a_tokenizer_that_truncates_and_pads_still_counts(tmp_path: Path) -> Non
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     count = load_counter(f"hf:{tmp_path}")
     assert (count("a"), count("a " * 50)) == (1, 50)
+
+
+_WORDS = st.sampled_from(
+    ["word", " next", " a", "'s", " don't", "\n", "\n\n", "  ", "\t", " 12", ". ", "中文", " É", "é", "🙂", "\r\n", "x"]
+)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("encoding", ["o200k_base", "cl100k_base"])
+@given(parts=st.lists(st.one_of(_WORDS, st.text(max_size=6)), max_size=400))
+def test_the_tokens_of_blocks_are_those_of_the_text(encoding: str, parts: list[str]) -> None:
+    text = "".join(parts).encode("utf-8", "replace").decode() * 12  # several blocks
+    assert load_counter(f"tiktoken:{encoding}")(text) == len(tiktoken.get_encoding(encoding).encode_ordinary(text))
+    assert approximate(text) == approximate.__wrapped__(text)  # type: ignore[attr-defined]
+
+
+def test_a_text_that_begins_alike_is_counted_where_it_differs() -> None:
+    counted = 0
+
+    def count(text: str) -> int:
+        nonlocal counted
+        counted += len(text)
+        return len(text)
+
+    text, count_blocks = "".join(f"{n} words of a text " for n in range(5000)), in_blocks(count)
+    assert [count_blocks(text[:n]) for n in (80_000, 79_900, 81_000)] == [80_000, 79_900, 81_000]
+    assert counted < 85_000

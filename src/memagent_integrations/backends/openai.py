@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import openai
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from memagent_integrations.backends import connections
 from memagent_integrations.backends.access import access
@@ -31,6 +32,7 @@ from memagent_integrations.scopes import Scope, acquired
 from memagent_integrations.tokens import Counter, counter_of, load_counter
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_PATH = "/chat/completions"
 _COUNTING_TIMEOUT = 60.0  # seconds
 LimitParameter = Literal["max_tokens", "max_completion_tokens"]
 
@@ -123,7 +125,7 @@ class OpenAIBackend(Backend):
         """Return the endpoint's reply."""
         builder = CompletionBuilder()
         with self._slot(prompt), self._call():
-            builder.take(self._client.chat.completions.create(**self._request(prompt)))
+            builder.take(self._client.post(_PATH, **self._request(prompt)))
         return builder.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
@@ -131,13 +133,13 @@ class OpenAIBackend(Backend):
         builder = CompletionBuilder()
         async with self._acall() as (client, slots), slots:
             with self._errors():
-                builder.take(await client.chat.completions.create(**self._request(prompt)))
+                builder.take(await client.post(_PATH, **self._request(prompt)))
         return builder.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """Yield the reply as the endpoint streams it; a stream that breaks off is an error, and is not repeated."""
         builder = StreamBuilder()
-        with self._call(), self._client.chat.completions.create(**self._request(prompt, stream=True)) as events:
+        with self._call(), self._client.post(_PATH, **self._request(prompt, openai.Stream)) as events:
             connections.limit_lines(events.response)
             for event in events:
                 if text := builder.add(event):
@@ -149,7 +151,7 @@ class OpenAIBackend(Backend):
         builder = StreamBuilder()
         async with self._acall() as (client, _):
             with self._errors():
-                async with await client.chat.completions.create(**self._request(prompt, stream=True)) as events:
+                async with await client.post(_PATH, **self._request(prompt, openai.AsyncStream)) as events:
                     connections.limit_lines(events.response)
                     async for event in events:
                         if text := builder.add(event):
@@ -268,19 +270,27 @@ class OpenAIBackend(Backend):
             while True:
                 yield client, slots
 
-    def _request(self, prompt: Prompt, *, stream: bool = False) -> dict[str, Any]:
-        request: dict[str, Any] = {
+    def _request(self, prompt: Prompt, stream: type[Any] | None = None) -> dict[str, Any]:
+        """Return the arguments of the SDK's `post`; `stream` is the class of its streams, for a reply that is streamed.
+
+        `chat.completions.create` would first look through the request for what JSON does not have: a millisecond.
+        """
+        body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": message.role, "content": message.content} for message in prompt.messages],
             self._limit: prompt.max_tokens,
-            "extra_body": self._extra_body,
             **self._options,
         }
         if prompt.schema is not None:
-            request["response_format"] = response_format(prompt.schema, hosted=self._hosted)
-        if prompt.deadline:
-            request["timeout"] = self._seconds(prompt)
-        return request | {"stream": True, "stream_options": {"include_usage": True}} if stream else request
+            body["response_format"] = response_format(prompt.schema, hosted=self._hosted)
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return {
+            "body": body | self._extra_body,
+            "options": {"timeout": self._seconds(prompt)} if prompt.deadline else {},
+            "cast_to": ChatCompletion,
+            **({"stream": True, "stream_cls": stream[ChatCompletionChunk]} if stream else {}),
+        }
 
     def _seconds(self, prompt: Prompt) -> float:
         """Return how many seconds a call for this prompt may take."""

@@ -348,7 +348,8 @@ class Setup:
         return chunks(pieces(document), self._chunker())
 
     def _chunker(self) -> Chunker:
-        return Chunker(self.count, self.budgets.chunk_tokens, self.budgets.overlap_tokens)
+        budgets = self.budgets
+        return Chunker(self.model.count, budgets.chunk_tokens, budgets.overlap_tokens, self.prompts.harmless)
 
     def _checked_chunk(self, chunk: Chunk) -> Chunk:
         if chunk.span.tokens > self.budgets.chunk_tokens:

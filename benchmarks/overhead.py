@@ -1,0 +1,282 @@
+"""Measure what a chunk costs besides the model: CPU and wall time of reading a long document over a loopback endpoint.
+
+    python benchmarks/overhead.py [--chunks 700] [--delay 0] [--repeat 3] [--ways NAME ...]
+    python benchmarks/overhead.py --linear
+
+The ways: a loop by hand (httpx and tiktoken), `Reader`, `MemAgentReader` over `ChatOpenAI`, `MemAgentSynthesizer` over
+`OpenAILike` (all four with the same prompts), LangChain's refine chain and LlamaIndex's Refine. Each runs in a process
+of its own, which reads a few chunks first; so does the server, which answers after `--delay` seconds with a memory that
+changes by one sentence. Times include splitting and tokenizing, and are milliseconds for 5,000 tokens of the document.
+`--linear` reads 10, 100 and 1,000 chunks of a document that is made while it is read, for time and memory by length.
+Needs the packages of the extras langchain, llama-index and eval, and llama-index-llms-openai-like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain, count, repeat
+from multiprocessing.connection import Connection
+from pydoc_data.topics import topics
+from typing import Any
+
+CHUNK_TOKENS = 5000
+ENCODING = "o200k_base"
+QUESTION = "Which statements does the manual describe, and what is each of them for?"
+MODEL = "loopback"
+KEY = "none"
+SENTENCES = 12  # of a memory
+CHARACTERS_PER_TOKEN = 4.24  # of the document
+WARM_UP = 8  # chunks
+
+
+def serve(pipe: Connection, delay: float, changing: bool) -> None:
+    """Run the server: send its URL through the pipe, and stop at the first message."""
+    asyncio.run(_serve(pipe, delay, changing))
+
+
+async def _serve(pipe: Connection, delay: float, changing: bool) -> None:
+    numbers = count() if changing else repeat(0)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await _head(reader):
+            length = re.search(rb"(?i)content-length: *(\d+)", head)
+            await reader.readexactly(int(length[1]) if length else 0)
+            await asyncio.sleep(delay)
+            body = json.dumps(completion(memory(next(numbers)))).encode()
+            lines = ["HTTP/1.1 200 OK", "Content-Type: application/json", f"Content-Length: {len(body)}", "", ""]
+            writer.write("\r\n".join(lines).encode() + body)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", limit=2**20)
+    pipe.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+    await asyncio.to_thread(pipe.recv)
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return b""
+
+
+def memory(number: int) -> str:
+    """Return the memory of a step, about 300 tokens: one sentence is new."""
+    told = (
+        f"Part {n} of the manual describes statement {n * 7919 % 1000}: how it is written, what it evaluates first, "
+        "and which exception it raises."
+        for n in range(number, number + SENTENCES)
+    )
+    return "\n".join(told)
+
+
+def completion(text: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": text}
+    return {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": MODEL,
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 5500, "completion_tokens": 300, "total_tokens": 5800},
+    }
+
+
+def pieces(tokens: int) -> Iterator[str]:
+    """Yield a document of about so many tokens: Python's manual, again and again, its lines numbered throughout."""
+    lines = chain.from_iterable(repeat("\n".join(topics.values()).splitlines(keepends=True)))
+    left = tokens * CHARACTERS_PER_TOKEN
+    for number, line in enumerate(lines):
+        text = f"{number} {line}" if line.strip() else line
+        yield text
+        left -= len(text)
+        if left < 0:
+            return
+
+
+def by_hand(url: str) -> Callable[[str], object]:
+    """Return a loop with nothing but the algorithm: no checks of sizes, no retries, no records."""
+    import httpx
+    import tiktoken
+
+    from memagent_integrations.prompts import PromptSet
+
+    encoding, prompts, client = tiktoken.get_encoding(ENCODING), PromptSet.default(), httpx.Client(timeout=600)
+    update, answer = prompts.text("memory"), prompts.text("answer")
+
+    def ask(prompt: str) -> str:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 1024}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        reply = client.post(f"{url}/chat/completions", json=body, headers=headers).raise_for_status().json()
+        return str(reply["choices"][0]["message"]["content"])
+
+    def fill(template: str, **values: str) -> str:
+        return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], template)
+
+    def read(document: str) -> str:
+        tokens, memory = encoding.encode_ordinary(document), prompts.empty_memory
+        for start in range(0, len(tokens), CHUNK_TOKENS):
+            section = encoding.decode(tokens[start : start + CHUNK_TOKENS])
+            memory = ask(fill(update, question=QUESTION, memory=memory, section=section, words="660"))
+        return ask(fill(answer, question=QUESTION, memory=memory))
+
+    return read
+
+
+def reader(url: str) -> Callable[[Any], object]:
+    from memagent_integrations import Reader
+
+    options = {"base_url": url, "api_key": KEY, "tokenizer": f"tiktoken:{ENCODING}"}
+    ours = Reader(f"openai:{MODEL}", window=8192, backend_options=options)
+    return lambda document: ours.read(QUESTION, document)
+
+
+def langchain(url: str) -> Callable[[str], object]:
+    from memagent_integrations.langchain import MemAgentReader
+
+    ours = MemAgentReader(model=_chat_openai(url), window=8192, tokenizer=f"tiktoken:{ENCODING}")
+    return lambda document: ours.invoke({"question": QUESTION, "context": document})
+
+
+def llama_index(url: str) -> Callable[[str], object]:
+    from llama_index.core.schema import NodeWithScore, TextNode
+
+    from memagent_integrations.llama_index import MemAgentSynthesizer
+
+    ours = MemAgentSynthesizer(_openai_like(url), window=8192, tokenizer=f"tiktoken:{ENCODING}")
+    return lambda document: ours.synthesize(QUESTION, [NodeWithScore(node=TextNode(text=document))])
+
+
+def langchain_refine(url: str) -> Callable[[str], object]:
+    from langchain_classic.chains.question_answering import load_qa_chain
+    from langchain_core.documents import Document
+    from langchain_text_splitters import RecursiveCharacterTextSplitter
+
+    refine = load_qa_chain(_chat_openai(url), "refine")
+    splitter = RecursiveCharacterTextSplitter.from_tiktoken_encoder(ENCODING, chunk_size=CHUNK_TOKENS, chunk_overlap=0)
+
+    def read(document: str) -> object:
+        parts = [Document(part) for part in splitter.split_text(document)]
+        return refine.invoke({"input_documents": parts, "question": QUESTION})
+
+    return read
+
+
+def llama_index_refine(url: str) -> Callable[[str], object]:
+    import tiktoken
+    from llama_index.core import Settings
+    from llama_index.core.node_parser import SentenceSplitter
+    from llama_index.core.response_synthesizers import Refine
+    from llama_index.core.schema import NodeWithScore, TextNode
+
+    Settings.tokenizer = tiktoken.get_encoding(ENCODING).encode_ordinary
+    splitter = SentenceSplitter(chunk_size=CHUNK_TOKENS, chunk_overlap=0)
+    refine = Refine(llm=_openai_like(url))
+
+    def read(document: str) -> object:
+        nodes = [NodeWithScore(node=TextNode(text=part)) for part in splitter.split_text(document)]
+        return refine.synthesize(QUESTION, nodes)
+
+    return read
+
+
+def _chat_openai(url: str) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(model=MODEL, base_url=url, api_key=KEY, max_retries=0)
+
+
+def _openai_like(url: str) -> Any:
+    from llama_index.llms.openai_like import OpenAILike
+
+    return OpenAILike(
+        model=MODEL, api_base=url, api_key=KEY, is_chat_model=True, context_window=8192, max_tokens=1024, max_retries=0
+    )
+
+
+WAYS: dict[str, Callable[[str], Callable[[Any], object]]] = {
+    "loop by hand": by_hand,
+    "Reader": reader,
+    "MemAgentReader": langchain,
+    "MemAgentSynthesizer": llama_index,
+    "LangChain refine": langchain_refine,
+    "LlamaIndex Refine": llama_index_refine,
+}
+
+
+def measure(way: str, url: str, chunks: int, *, whole: bool) -> dict[str, float]:
+    """Return milliseconds of CPU and wall time for 5,000 tokens, and the growth of the peak memory in MB."""
+    read = WAYS[way](url)
+    read("".join(pieces(WARM_UP * CHUNK_TOKENS)))
+    document: Any = "".join(pieces(chunks * CHUNK_TOKENS)) if whole else pieces(chunks * CHUNK_TOKENS)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cpu, wall = time.process_time(), time.perf_counter()
+    read(document)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return {"cpu_ms": 1000 * cpu / chunks, "wall_ms": 1000 * wall / chunks, "mb": grown / 1024}
+
+
+def in_a_process(way: str, url: str, chunks: int, *, whole: bool = True) -> dict[str, float]:
+    """Return the figures of `measure` from a new process."""
+    command = [sys.executable, __file__, "--one", way, "--url", url, "--chunks", str(chunks)]
+    command += [] if whole else ["--linear"]
+    result: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return result
+
+
+def compare(url: str, ways: list[str], chunks: int, times: int) -> dict[str, Any]:
+    """Return the median figures of each way, and how many times those of the loop by hand they are."""
+    runs = {way: [] for way in ways}
+    for _ in range(times):  # in turn, so that other work on the machine meets all of them
+        for way in ways:
+            runs[way].append(in_a_process(way, url, chunks))
+    medians = {
+        way: {name: statistics.median(run[name] for run in found) for name in ("cpu_ms", "wall_ms")}
+        for way, found in runs.items()
+    }
+    base = medians[ways[0]]
+    return {
+        way: {name: round(value, 2) for name, value in median.items()}
+        | {f"{name.removesuffix('_ms')}_ratio": round(value / base[name], 2) for name, value in median.items()}
+        for way, median in medians.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chunks", type=int, default=700)
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds that the server takes for a reply")
+    parser.add_argument("--changing", action="store_true", help="one sentence of each memory is new")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--linear", action="store_true", help="read 10, 100 and 1,000 chunks of a stream")
+    parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--url", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one, options.url, options.chunks, whole=not options.linear)))
+        return
+    processes = multiprocessing.get_context("spawn")
+    pipe, server_pipe = processes.Pipe()
+    processes.Process(target=serve, args=(server_pipe, options.delay, options.changing), daemon=True).start()
+    url = pipe.recv()
+    if options.linear:
+        figures = {size: in_a_process("Reader", url, size, whole=False) for size in (10, 100, 1000)}
+    else:
+        figures = compare(url, options.ways, options.chunks, options.repeat)
+    pipe.send("end")
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -51,7 +51,6 @@ _UNSEEN = re.compile(f"[{IGNORABLE}]+")
 _RUN = re.compile(r"[^\t-\r\x1c-~][^\t-\r\x1c-~＜﹤≮［﹇]{0,63}")
 """Characters whose form is not their own, perhaps; a bracket is the first of its run."""
 _TAG = re.compile(r"</?([^\W\d](?:[\w:.-]*\w)?)(?=[\s/>])")
-_UNSENDABLE = re.compile("[\x00\ud800-\udfff]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -82,7 +81,7 @@ def harmless(text: str, tags: tuple[str, ...]) -> str:
     What only reads like a tag cannot do so either: one with white space or marks in it or after it, with characters
     that nobody sees, or in other characters of the same meaning (NFKC).
     """
-    text = text.replace("\0", "\ufffd") if text.isascii() else _UNSENDABLE.sub("\ufffd", text)
+    text = encodable(text.replace("\0", "\ufffd"))
     if not any(_SUSPECT.match(text, place) for place in _places(text, _ANGLES + _SQUARES)):
         return text
     places = dict(_imitations(text, tags, ""))
@@ -136,7 +135,11 @@ def _imitation(tags: tuple[str, ...]) -> re.Pattern[str]:
 def encodable(value: Any) -> Any:
     """Return the value (text, a list, a mapping) with U+FFFD for lone surrogates: models write some, UTF-8 has none."""
     if isinstance(value, str):
-        return _SURROGATES.sub("\ufffd", value)
+        try:
+            value.encode()  # much faster than the search
+        except UnicodeEncodeError:
+            return _SURROGATES.sub("\ufffd", value)
+        return value
     if isinstance(value, dict):
         return {key: encodable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -52,7 +52,8 @@ def limit_lines(response: Any) -> None:
 def _hide_query(request: Any) -> None:
     """Let the HTTP client log the address of a request without its query, which may hold a secret."""
     kind: Any = type(request.url)
-    request.url = _quiet(kind)(request.url)
+    if request.url.query:
+        request.url = _quiet(kind)(request.url)
 
 
 async def _ahide_query(request: Any) -> None:

@@ -46,7 +46,7 @@ class MiniLM:
         self._model = SentenceTransformer(str(get_model_path()), local_files_only=True)
         self._tokenizer = self._model.tokenizer
         self._lock = threading.Lock()  # one tokenizer serves one thread at a time
-        self.tokens = int(self._model.max_seq_length) - self._tokenizer.num_special_tokens_to_add()
+        self.tokens = int(self._model.max_seq_length or 0) - self._tokenizer.num_special_tokens_to_add()
 
     def count(self, text: str) -> int:
         """Return the number of word pieces in a text."""

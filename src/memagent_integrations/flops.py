@@ -109,7 +109,8 @@ class ModelSize:
 class Cost:
     """What a document of `tokens` costs when every budget is used up, in floating-point operations.
 
-    `loop` is the sum over the `calls` of a reading. `full` is one call with the whole document in its prompt.
+    `loop` is the sum over the `calls` of a sequential reading without look-up. `full` is one call with the whole
+    document in its prompt.
     """
 
     tokens: int

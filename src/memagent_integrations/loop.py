@@ -8,7 +8,7 @@ Source of the algorithm: MemAgent, arXiv:2507.02259, section 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -260,6 +260,12 @@ def advance(turns: Turns, reply: Reply | Exception | None) -> Prompt | Reading:
     except StopIteration as stop:
         reading: Reading = stop.value
         return reading
+
+
+def failing(error: MemAgentError) -> Iterator[Chunk]:
+    """Return a document that cannot be read, so that the loop ends with the error."""
+    raise error
+    yield
 
 
 def replayed(reading: Reading) -> Turns:

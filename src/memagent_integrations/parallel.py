@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from memagent_integrations.errors import MemAgentError
 from memagent_integrations.lineage import memory_after
-from memagent_integrations.loop import Turns, advance, exchange, step_made
+from memagent_integrations.loop import Turns, advance, exchange, failing, step_made
 from memagent_integrations.records import Chunk, Prompt, Reading, Reply, Span, Step
 from memagent_integrations.rounds import Round
 from memagent_integrations.spool import Spool
@@ -48,7 +48,7 @@ def parallel_loop(
         try:
             spool.fill(source)
         except MemAgentError as error:
-            return (yield from part(_failing(error), memory=memory))
+            return (yield from part(failing(error), memory=memory))
         segments = max(min(segments, len(spool)), 1)  # one of nothing: its loop says that the document is empty
         size, longer = divmod(len(spool), segments)
         bounds = [number * size + min(number, longer) for number in range(segments + 1)]
@@ -123,8 +123,3 @@ def _memory_of(number: int, segment: Reading, count: Counter) -> Chunk:
     text = segment.memory
     span = Span(index=number, start=first.start, end=last.end, tokens=count(text), segment=number, merge=True)
     return Chunk(span=span, text=text)
-
-
-def _failing(error: MemAgentError) -> Iterator[Chunk]:
-    raise error
-    yield

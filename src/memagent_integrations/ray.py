@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -120,7 +121,10 @@ def read_dataset(
 
 def _pool(concurrency: int | tuple[int, int]) -> ActorPoolStrategy:
     """Return so many actors, or at least and at most so many."""
-    least, most = concurrency if isinstance(concurrency, tuple) else (concurrency, concurrency)
+    sizes = concurrency if isinstance(concurrency, tuple) else (concurrency, concurrency)
+    if len(sizes) != 2:
+        raise UsageError("concurrency has to be a number of workers, or the least and the most of them")
+    least, most = sizes
     check_int(concurrency=least)
     check_int(least=least, concurrency=most)
     return ActorPoolStrategy(min_size=least, max_size=most)
@@ -196,6 +200,7 @@ class _Worker:
     ) -> None:
         self._columns, self._load = columns, load
         self._reader = Reader(model, journal=journal_dir and _journal_file(journal_dir), **settings)
+        weakref.finalize(self, self._reader.close)  # when a pool of workers becomes smaller
 
     def __call__(self, rows: pyarrow.Table) -> pyarrow.Table:
         """Return the rows with their answers."""

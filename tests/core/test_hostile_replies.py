@@ -182,6 +182,20 @@ async def test_an_event_of_very_many_lines_is_refused(line: bytes) -> None:
         await backend.aclose()
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_many_events_are_no_event_of_many_lines(end: bytes) -> None:
+    stream = (b"data: a" + end * 2) * 2500
+    for size in (1, 2, 7, 8, 9, len(stream)):  # however it is cut
+        pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+        assert list(connections._EventLines().checked(iter(pieces))) == pieces
+    event = (b"data: a" + end) * 2000
+    for size in (1, 8, len(event)):
+        lines = connections._EventLines()
+        assert b"".join(lines.checked(event[start : start + size] for start in range(0, len(event), size))) == event
+        with pytest.raises(BackendError, match="2,000 lines"):
+            list(lines.checked(iter([b"data: b" + end])))
+
+
 def test_many_replies_over_one_connection_may_be_long_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MOST_BYTES", 2**20)
     with (

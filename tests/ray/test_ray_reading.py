@@ -94,6 +94,7 @@ def test_a_row_that_fails_is_a_row(tmp_path: Path) -> None:
         ({"prefix": "x_", "batch_size": 0}, "batch_size has to be"),
         ({"prefix": "x_", "concurrency": 0}, "concurrency has to be"),
         ({"prefix": "x_", "concurrency": (2, 1)}, "concurrency has to be"),
+        ({"prefix": "x_", "concurrency": (1, 2, 3)}, "concurrency has to be"),
         ({"prefix": "x_", "journal": "runs.db"}, "journal_dir in place of journal"),
         ({"prefix": "x_", "chunk_size": 5}, "did you mean chunk_tokens"),
         ({"prefix": "x_", "model": Gates()}, "the model has to be a name"),

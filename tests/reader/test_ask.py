@@ -220,16 +220,18 @@ class Caching(ScriptedBackend):
 
     caches_prefixes = True
 
-    def __init__(self, script: Callable[[Prompt], Any] = script, fails: type[MemAgentError] | None = None) -> None:
+    def __init__(self, fails: type[MemAgentError] | None = None, *, breaks_off: bool = False) -> None:
         super().__init__(script, concurrency=8)
         self.early, self.led, self.known = Counter[str](), 0, set[str]()
-        self.fails = fails
+        self.fails, self.breaks_off = fails, breaks_off
 
     def stream(self, prompt: Prompt) -> Any:
         self.led += 1
         section = self.begin(prompt)
         if self.fails:
             raise self.fails("no streams")
+        if self.breaks_off:
+            return
         reply = self.complete(prompt)
         time.sleep(0.005)
         self.known.add(section)
@@ -257,8 +259,9 @@ def test_the_first_call_about_a_section_goes_ahead_of_the_others(way: str) -> No
 
 
 @pytest.mark.parametrize("way", ["threads", "tasks"])
-def test_a_first_call_that_cannot_be_streamed_is_made_as_the_others(way: str) -> None:
-    backend = Caching(fails=BackendError)
+@pytest.mark.parametrize("problem", [{"fails": BackendError}, {"breaks_off": True}], ids=str)
+def test_a_first_call_that_cannot_be_streamed_is_made_as_the_others(way: str, problem: dict[str, Any]) -> None:
+    backend = Caching(**problem)
     readings = ask(way, Reader(backend, layout="section-shared", **SIZES), QUESTIONS, lines())
     assert [reading.answer for reading in readings] == [question.upper() for question in QUESTIONS]
 
@@ -267,6 +270,23 @@ def test_calls_whose_prompts_do_not_begin_alike_go_at_once() -> None:
     backend = Caching()
     Reader(backend, **SIZES).ask(QUESTIONS, lines())
     assert not backend.led
+
+
+async def test_what_cannot_be_awaited_is_no_progress() -> None:
+    async def progress(number: int, step: Step) -> None: ...
+
+    with pytest.raises(UsageError, match="no coroutine"):
+        await reader("tasks").aask(QUESTIONS, lines(), progress=progress)  # type: ignore[arg-type]
+
+
+def test_equal_paths_are_one_document_and_equal_jobs_one_run(tmp_path: Path) -> None:
+    file = tmp_path / "document.txt"
+    file.write_text("".join(lines()))
+    reading = reader("threads", journal=tmp_path / "runs.db")
+    one, other = reading.read_many([("Why?", file), ("Why?", Path(str(file)))])
+    assert one == other
+    assert isinstance(reading.backend, ScriptedBackend)
+    assert len(reading.backend.prompts) == len(one.steps)
 
 
 def test_no_questions() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,32 @@ def test_the_doors_and_a_look_up_read_in_parallel() -> None:
     assert "<passages>\nKey 107" in backend.prompts[-1].messages[-1].content
     engine = MemAgentQueryEngine.from_documents(DOCUMENT, ScriptedBackend(noting), **settings)
     assert sorted(str(engine.query(QUESTION)).split()) == KEYS
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+async def test_readings_side_by_side_make_no_more_calls_than_the_backend_takes(how: str) -> None:
+    changed, running, most = threading.Lock(), 0, 0
+
+    def busy(prompt: Prompt) -> str:
+        nonlocal running, most
+        with changed:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.005)  # a call takes time
+        with changed:
+            running -= 1
+        return noting(prompt)
+
+    jobs = [(QUESTION, f"{DOCUMENT} {number}") for number in range(6)]
+    parallel = reader(busy, concurrency=SEGMENTS)
+    readings = parallel.read_many(jobs) if how == "sync" else await parallel.aread_many(jobs)
+    assert all(map(holds_all, readings))
+    assert most <= SEGMENTS
+
+
+def test_a_reader_may_be_changed_to_read_in_sequence() -> None:
+    changed = reader().changed(strategy="sequential")
+    assert len(changed.read(QUESTION, DOCUMENT).steps) == len(KEYS) + 1
 
 
 async def test_many_questions_about_one_document_are_read_in_parallel() -> None:

@@ -20,7 +20,8 @@ MOST_BYTES = 32 * 2**20
 """The longest reply, in bytes as they come: a stream has about 300 for each token."""
 _MOST_LINES = 2000
 """The most lines of an event: the SDK may copy what it has of an event with each line of it."""
-_END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")
+_END_OF_LINE = re.compile(rb"\r\n|\n|\r")
+_END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")  # what the SDK takes for one
 _CONNECTING = 10.0  # seconds: while the system connects, nothing is heard
 _LONGEST = 86400.0  # seconds: no system takes a time limit of any size
 _PIECE = 2**16  # bytes of a request that are sent at once
@@ -88,6 +89,7 @@ class _EventLines:
 
     def __init__(self) -> None:
         self._lines = 0
+        self._ends = b""  # of lines, with which the last piece ended: the next one may go on with them
 
     def checked(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
@@ -98,8 +100,10 @@ class _EventLines:
             yield self._counted(piece)
 
     def _counted(self, piece: bytes) -> bytes:
-        for number, part in enumerate(_END_OF_EVENT.split(piece)):
-            self._lines = (0 if number else self._lines) + part.count(b"\n") + part.count(b"\r")
+        self._lines -= len(_END_OF_LINE.findall(self._ends))
+        for number, part in enumerate(_END_OF_EVENT.split(self._ends + piece)):
+            self._lines = (0 if number else self._lines) + len(_END_OF_LINE.findall(part))
+            self._ends = part[len(part.rstrip(b"\r\n")) :][-3:]
             if self._lines > _MOST_LINES:
                 raise BackendError(f"the server sent an event of more than {_MOST_LINES:,} lines", retryable=True)
         return piece

@@ -67,6 +67,8 @@ def plan(
     """
     prices = drop_none(prompt=prompt_price, completion=completion_price)
     _check(files, question, answer_model, answer_base_url, prices, flops=flops, sizes=sizes)
+    if flops and (lookup or strategy == "parallel" or answer_model):
+        raise UsageError("--flops counts a sequential reading by one model, without look-up; leave the others out")
     size = ModelSize.from_config(sizes) if sizes else ModelSize()
     budgets = drop_none(
         chunk_tokens=chunk_tokens,
@@ -169,4 +171,4 @@ def _times(ratio: float) -> str:
 
 
 def _rows(table: Sequence[Cost]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(cost) | {"windows": cost.windows, "windows_squared": cost.windows**2} for cost in table]
+    return [dataclasses.asdict(cost) | {"windows": cost.windows} for cost in table]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import aclosing, closing, suppress
 from functools import partial
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class UniqueJobs:
                 (memory,) = rest or ("",)
                 key: Any = number
                 if journal and isinstance(question, str):
-                    key = (question, document if isinstance(document, str) else id(document), memory)
+                    key = (question, _stands_for(document), memory)
                 if key not in known:
                     known[key] = len(self.jobs)
                     self.jobs.append((question, document, memory))
@@ -65,7 +66,13 @@ class UniqueJobs:
         return [readings[position] for position in self._positions]
 
     def renumbered(self, progress: ManyProgress | None) -> ManyProgress | None:
-        """Return the progress function for the unique jobs, from the one for all jobs."""
+        """Return the progress function for the unique jobs, from the one for all jobs.
+
+        Raises:
+            UsageError: it is a coroutine function.
+        """
+        if iscoroutinefunction(progress):
+            raise UsageError("progress of many readings is called where they are read, in threads too: no coroutine")
         return (lambda position, step: progress(self._numbers[position], step)) if progress else None
 
 
@@ -91,7 +98,8 @@ class Readings:
         lengths = [_likely_length(document) for _, document, _ in jobs] if side_by_side else ()
         leading = setup.prompts.begins_with_section and backend.caches_prefixes and backend.concurrency > 1
         self._schedule = Schedule(documents, lengths=lengths, leading=leading)
-        self._places = min(backend.concurrency, len(jobs))
+        calls = setup.parallel_segments or 1  # that a reading makes at a time
+        self._places = min(max(backend.concurrency // calls, 1), len(jobs))
         self._uses, self._shared = Counter(documents), dict[Hashable, SharedChunks]()
         self._async_chunks: list[AsyncChunks | None] = []
         self._loops: list[Turns] = []
@@ -219,7 +227,8 @@ class Readings:
                         if task.leads:
                             opened(task)
                         yield piece
-                return
+                        if isinstance(piece, Reply):
+                            return
         except BackendError:  # it is made once more, as the others are: with all retries, and not as a stream
             pass
         if task.leads:
@@ -238,7 +247,8 @@ class Readings:
                         if task.leads:
                             await opened(task)
                         yield piece
-                return
+                        if isinstance(piece, Reply):
+                            return
         except BackendError:
             pass
         if task.leads:

@@ -395,8 +395,9 @@ class Reader(BaseReader):
             model = replace(model, calls=Calls(limits))
             answer_model = answer_model and replace(answer_model, calls=Calls(limits))
         model = replace(model, **drop_none(backend=backend, window=window))
+        setup = replace(self._setup, strategy=strategy, segments=None) if strategy == "sequential" else self._setup
         reader._setup = replace(
-            self._setup,
+            setup,
             model=model,
             answer_model=answer_model if answer_model and answer_model.backend is not model.backend else None,
             budgets=replace(self.budgets, **drop_none(**budgets)),

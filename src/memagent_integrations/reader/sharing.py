@@ -55,9 +55,12 @@ class SharedChunks:
     async def aget(self, number: int) -> Chunk | None:
         """`get`, where the source is async."""
         async with self._fetching:
-            if number == self._first + len(self._kept):
-                self._kept.append(_Kept(await self._afetch(), self._readers))
-            return self._pass(number)
+            missing = number == self._first + len(self._kept)
+            item = await self._afetch() if missing else None
+            with self._lock:  # a reader may leave in another thread
+                if missing:
+                    self._kept.append(_Kept(item, self._readers))
+                return self._pass(number)
 
     def leave(self, number: int) -> None:
         """Note that a reader that would take this number next takes no more."""

@@ -12,7 +12,7 @@ from memagent_integrations.documents import file_paths
 from memagent_integrations.errors import BackendError, JournalError, MemAgentError, UsageError
 from memagent_integrations.journal import Journal, NamedMemory
 from memagent_integrations.journal.memories import Search
-from memagent_integrations.loop import Turns, replayed
+from memagent_integrations.loop import Turns, failing, replayed
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import Chunk, Reading
 from memagent_integrations.schedule import Task
@@ -79,7 +79,7 @@ def _recorded(
     try:
         memory = memory or (journal.starting_memory(run) if run is not None else "")
     except MemAgentError as error:
-        return (yield from setup.loop(question, _failing(error)))
+        return (yield from setup.loop(question, failing(error)))
     turns = setup.loop(question, source, memory=memory)
     return (yield from journal.recorded(turns, setup.settings(question, memory), run, files))
 
@@ -107,7 +107,7 @@ def _carried(
                 return (yield from replayed(_fitting(setup, memory, journal.reading(known))))
             start = setup.checked_memory(memory.text)
         except MemAgentError as error:
-            return (yield from setup.loop(question, _failing(error)))
+            return (yield from setup.loop(question, failing(error)))
         turns = setup.loop(question, source, memory=start)
         settings = setup.settings(question, start)
         return (yield from journal.recorded(turns, settings, files=files, complete=search.leave))
@@ -126,7 +126,7 @@ def _compared(source: Iterable[Chunk], search: Search) -> tuple[Iterator[Chunk],
     except JournalError:
         raise
     except MemAgentError as error:  # of the document: for the loop, in its place
-        rest = _failing(error)
+        rest = failing(error)
     return chain(taken, search.rest(rest)), None
 
 
@@ -145,9 +145,3 @@ def _fitting(setup: Setup, memory: NamedMemory, reading: Reading) -> Reading:
             "now given as output; ask again from the memory alone: reader.answer(question, memory.text)"
         ) from error
     return reading
-
-
-def _failing(error: MemAgentError) -> Iterator[Chunk]:
-    """Return a document that cannot be read, so that the loop ends with the error."""
-    raise error
-    yield

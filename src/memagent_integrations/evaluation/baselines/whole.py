@@ -26,8 +26,8 @@ class Whole(Baseline):
         Raises:
             DocumentTooLong: it does not fit.
         """
+        room = model.room(plain(sample.question, ""))
         try:
-            room = model.room(plain(sample.question, ""))
             text = beginning(iter(sample.document()), room, model.count)
             if model.count(text) > room:
                 raise ContextOverflow(

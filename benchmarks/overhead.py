@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import chain, count, repeat
+from itertools import chain, count, islice, repeat
 from multiprocessing.connection import Connection
 from pydoc_data.topics import topics
 from typing import Any
@@ -36,6 +36,7 @@ MODEL = "loopback"
 KEY = "none"
 SENTENCES = 12  # of a memory
 CHARACTERS_PER_TOKEN = 4.24  # of the document
+LINES = 100  # of a piece of the document
 WARM_UP = 8  # chunks
 
 
@@ -94,13 +95,12 @@ def completion(text: str) -> dict[str, Any]:
 def pieces(tokens: int) -> Iterator[str]:
     """Yield a document of about so many tokens: Python's manual, again and again, its lines numbered throughout."""
     lines = chain.from_iterable(repeat("\n".join(topics.values()).splitlines(keepends=True)))
+    numbered = (f"{number} {line}" if line.strip() else line for number, line in enumerate(lines))
     left = tokens * CHARACTERS_PER_TOKEN
-    for number, line in enumerate(lines):
-        text = f"{number} {line}" if line.strip() else line
-        yield text
-        left -= len(text)
-        if left < 0:
-            return
+    while left > 0:
+        piece = "".join(islice(numbered, LINES))
+        yield piece
+        left -= len(piece)
 
 
 def by_hand(url: str) -> Callable[[str], object]:

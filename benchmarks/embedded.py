@@ -1,0 +1,130 @@
+"""Measure how fast the embedded model reads: llama.cpp with its file in other quantisations, and transformers.
+
+    python benchmarks/embedded.py [--ways WAY ...] [--repeat 3] [--chunks 6]
+
+A way is a quantisation of llama.cpp's, with settings of llama.cpp's after it ("q4_0 n_ubatch=1024"), or "transformers".
+`q4_1` is the file as it is pulled; the others are made from it with gguf's quantizers, all its matrices but the
+embeddings. Each way reads the same text with the policy that ships ("smollm2"), in a process of its own, in turn.
+Tokens a second are those of all prompts and replies, over the seconds of the whole reading; the model is loaded, and
+has read a chunk, before. Needs the extras llamacpp and transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import gguf
+
+from memagent_integrations import Reader
+from memagent_integrations.backends import embedded
+
+CHUNK_TOKENS = 384  # of the policy
+CHARACTERS = 4 * CHUNK_TOKENS
+QUESTION = "Which statements does the manual describe?"
+WAYS = ("q4_1", "q4_0", "q8_0", "f16", "transformers")
+TEXT = "\n\n".join(topics.values())
+
+
+def quantised(source: Path, kind: str, folder: Path) -> Path:
+    """Return the model in another quantisation; vectors and embeddings stay as they are."""
+    target, kind_of = folder / f"{kind}.gguf", gguf.GGMLQuantizationType[kind.upper()]
+    if target.exists():
+        return target
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, arch="llama")
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            value = field.contents()
+            sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, value, field.types[0], sub_type=sub_type)
+    for tensor in reader.tensors:
+        data, tensor_type = tensor.data, tensor.tensor_type
+        if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
+            weights = gguf.dequantize(data, tensor_type)
+            data, tensor_type = gguf.quantize(weights, kind_of), kind_of
+        writer.add_tensor(tensor.name, data, raw_dtype=tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def reader_of(way: str, folder: Path) -> Reader:
+    """Return a reader of the policy that ships, whose model runs in this way."""
+    kind, *settings = way.split()
+    if kind == "transformers":
+        return Reader("smollm2", backend_options={"model": "transformers:smollm2-raw"})
+    import xllamacpp
+
+    made, values = xllamacpp.CommonParams, dict(setting.split("=") for setting in settings)
+    threads = int(values.pop("threads", 0)) or None
+
+    def params() -> Any:
+        result = made()
+        for name, value in values.items():
+            kind_of = type(getattr(result, name))
+            setattr(result, name, kind_of(int(value)))
+        return result
+
+    xllamacpp.CommonParams = params
+    source = embedded.path("smollm2-raw")
+    file = source if kind == "q4_1" else quantised(source, kind, folder)
+    return Reader("smollm2", backend_options={"model": f"llamacpp:{file}", "threads": threads})
+
+
+def measure(way: str, folder: Path, chunks: int) -> dict[str, float]:
+    """Return tokens a second of a reading, and the tokens of its prompts and replies."""
+    with reader_of(way, folder) as reader:
+        reader.read(QUESTION, TEXT[:1000])
+        started = time.perf_counter()
+        reading = reader.read(QUESTION, TEXT[3000 : 3000 + chunks * CHARACTERS])
+        seconds = time.perf_counter() - started
+    prompt, written = reading.usage.prompt_tokens or 0, reading.usage.completion_tokens or 0
+    return {"tokens_per_second": (prompt + written) / seconds, "prompt": prompt, "written": written}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS))
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--chunks", type=int, default=6)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one, options.folder, options.chunks)))
+        return
+    embedded.pull("smollm2-raw")
+    runs: dict[str, list[dict[str, float]]] = {way: [] for way in options.ways}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(options.repeat):  # in turn, so that other work on the machine meets all of them
+            for way, found in runs.items():
+                command = [sys.executable, __file__, "--one", way, "--folder", folder, "--chunks", str(options.chunks)]
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                found.append(json.loads(done.stdout.splitlines()[-1]))
+                print(way, found[-1], file=sys.stderr, flush=True)
+    speeds = {way: statistics.median(run["tokens_per_second"] for run in found) for way, found in runs.items()}
+    first = speeds[options.ways[0]]
+    print(
+        json.dumps(
+            {
+                way: {"tokens_per_second": round(speed, 1), "ratio": round(speed / first, 2)}
+                for way, speed in speeds.items()
+            },
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

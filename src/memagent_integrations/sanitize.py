@@ -74,7 +74,7 @@ def tags_of(template: str) -> tuple[str, ...]:
     return tuple(sorted(set(_TAG.findall(template))))
 
 
-@lru_cache(64)  # a chunk is made harmless when it is cut and when it is shown
+@lru_cache(4)  # a chunk is made harmless when it is cut and when it is shown
 def harmless(text: str, tags: tuple[str, ...]) -> str:
     """Return the text, `neutralise`d and unable to open or close any of these tags; as long as before.
 

@@ -36,7 +36,7 @@ def in_blocks(count: Counter) -> Counter:
 
     For tokenizers none of whose tokens reaches over a `_SEAM`: then the tokens of the blocks are those of the text.
     """
-    remembered = lru_cache(maxsize=2048)(count)
+    remembered = lru_cache(maxsize=256)(count)
 
     @wraps(count)
     def count_blocks(text: str) -> int:

@@ -231,7 +231,10 @@ def test_a_bar_of_another_library_is_drawn_over_itself(capsys: pytest.CaptureFix
 
 
 def test_all_output_goes_through_one_module() -> None:
-    """`streams` writes, and `tables` draws on standard output what it has made printable."""
+    """`streams` writes, and `tables` draws on standard output what it has made printable.
+
+    The package itself tells of Ctrl-C while `streams` is imported.
+    """
     found = set()
     for file in Path(cli.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -239,4 +242,7 @@ def test_all_output_goes_through_one_module() -> None:
                 *("print", "typer.echo", "typer.secho", "Console", "sys.stdout.write", "sys.stderr.write"),
             ):
                 found.add((file.stem, ast.unparse(node.func)))
-    assert found == {("streams", "typer.echo"), ("streams", "Console"), ("tables", "Console")}
+    assert found == {
+        *(("streams", "typer.echo"), ("streams", "Console"), ("tables", "Console")),
+        ("__init__", "sys.stderr.write"),
+    }

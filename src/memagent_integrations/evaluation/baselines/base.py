@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -75,14 +76,17 @@ class Meter(BackendAround):
         self._stand_for(backend)
         self.calls, self.usage, self.seconds = 0, NO_USAGE, 0.0
         self.reply: str | None = None
+        self._adding = threading.Lock()  # the calls of a parallel reading are made side by side
 
     def complete(self, prompt: Prompt) -> Reply:
         """Complete with the wrapped backend, and record what the call took."""
-        self.calls += 1
+        with self._adding:
+            self.calls += 1
         reply = self._backend.complete(prompt)
-        self.usage += reply.usage
-        self.seconds += reply.seconds
-        self.reply = reply.text
+        with self._adding:
+            self.usage += reply.usage
+            self.seconds += reply.seconds
+            self.reply = reply.text
         return reply
 
 

@@ -456,6 +456,7 @@ def test_a_name_is_one_cell() -> None:
     assert "| jsonl:a\\|b \\| c |" in table
 
 
+@pytest.mark.heavy
 def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
     readers = {"right": Answers(right), "wrong": Answers(lambda sample: "no")}
     results = list(run(tmp_path / "results.jsonl", readers, samples=10))
@@ -483,6 +484,7 @@ def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
     assert len(set(plots._colours(priced).values())) == 15, "the published two among them"
 
 
+@pytest.mark.heavy
 def test_there_may_be_nothing_to_draw(tmp_path: Path) -> None:
     unknown = Usage(prompt_tokens=None, completion_tokens=None, cached_tokens=None)
     table = report.rows([result("a", 0, 1.0, usage=unknown), result("b", 0, 0.0, usage=NO_USAGE)], published=False)

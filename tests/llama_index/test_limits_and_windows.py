@@ -58,6 +58,7 @@ async def test_the_limit_arrives(llm: Any, sent: dict[str, Any], caplog: pytest.
     assert llm.model_dump(exclude={"sent", "shows"}) == before, "the caller's LLM is left as it was"
 
 
+@pytest.mark.heavy
 @pytest.mark.openai
 @pytest.mark.parametrize(
     ("fields", "sent"),
@@ -81,6 +82,7 @@ async def test_the_limit_arrives_at_an_openai_server(fields: dict[str, Any], sen
     assert len(server.requests) == 3
 
 
+@pytest.mark.heavy
 @pytest.mark.openai
 async def test_streams_of_openai_like_servers_are_asked_for_their_usage() -> None:
     with Loopback(chat(["so it is"])) as server:

@@ -121,6 +121,7 @@ def test_a_section_that_is_refused_keeps_the_memory_and_an_answer_says_why() -> 
         MemAgentQueryEngine.from_documents("text", refusing, **SIZES).query("q")
 
 
+@pytest.mark.heavy
 @pytest.mark.openai
 @pytest.mark.parametrize("choices", [[], None])
 async def test_an_answer_without_choices_is_a_failure_of_the_server(choices: Any) -> None:
@@ -134,6 +135,7 @@ async def test_an_answer_without_choices_is_a_failure_of_the_server(choices: Any
             await backend.acomplete(prompt())
 
 
+@pytest.mark.heavy
 @pytest.mark.openai
 async def test_a_stream_without_choices_is_a_failure_of_the_server() -> None:
     event = b'data: {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": []}\n\n'

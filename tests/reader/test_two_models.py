@@ -227,6 +227,7 @@ def test_a_run_is_that_of_both_models(tmp_path: Path) -> None:
     assert Reader(notes, answer_model=other, journal=journal, **SIZES).read("Why?", DOCUMENT).answer == "another answer"
 
 
+@pytest.mark.heavy
 def test_a_run_of_two_named_models_is_resumed_with_both(tmp_path: Path) -> None:
     with Loopback(chat(["a note"])) as noter, Loopback(chat(["an answer"])) as answerer:
         reader = Reader(
@@ -251,6 +252,7 @@ def test_a_run_of_two_named_models_is_resumed_with_both(tmp_path: Path) -> None:
         assert moved.answer_backend.identity["temperature"] == 0.5
 
 
+@pytest.mark.heavy
 def test_a_run_whose_second_model_was_made_in_python_asks_for_it(tmp_path: Path) -> None:
     with Loopback(chat(["a note"])) as server:
         options = {"base_url": f"{server.url}/v1"}
@@ -333,6 +335,7 @@ def test_a_name_given_twice_is_one_model_unless_it_has_other_options(other: str)
     assert [cold.backend.identity["temperature"], cold.answer_backend.identity["temperature"]] == [0.7, 0.0]
 
 
+@pytest.mark.heavy
 def test_two_models_that_nothing_distinguishes_are_resumed_as_two(tmp_path: Path) -> None:
     with Loopback(chat(["the answer"])) as server:
         options = {"base_url": f"{server.url}/v1", "api_key": "none"}

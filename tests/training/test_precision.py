@@ -247,7 +247,11 @@ def test_a_control_group_limits_the_memory(tmp_path: Path) -> None:
     assert memory.available(torch.device("cpu")) > 1 << 20
 
 
-FEATURES = [({"amx_bf16": True}, True), ({"avx2": True, "amx_bf16": False}, False)]
+FEATURES = [
+    ({"amx_bf16": True, "avx512_bf16": True}, True),
+    ({"avx2": True, "amx_bf16": False}, False),
+    ({"avx512_bf16": True, "amx_bf16": False}, False),  # multiplies half as fast as in float32
+]
 
 
 @pytest.mark.parametrize(("features", "expected"), FEATURES)

@@ -63,7 +63,7 @@ def reader_of(way: str, folder: Path) -> Reader:
     """Return a reader of the policy that ships, whose model runs in this way."""
     kind, *settings = way.split()
     if kind == "transformers":
-        return Reader("smollm2", backend_options={"model": "transformers:smollm2-raw"})
+        return Reader("transformers:smollm2")
     import xllamacpp
 
     made, values = xllamacpp.CommonParams, dict(setting.split("=") for setting in settings)

@@ -27,7 +27,7 @@ from memagent_integrations.records import Budgets
 FILE = "memagent.json"
 SHIPPED: Mapping[str, Path] = MappingProxyType({"smollm2": Path(__file__).parent / "shipped" / "smollm2"})
 """The directories of the policies in this package, by the names of models that mean them."""
-_PREFIX = "policy:"
+_PREFIX, _IN_TRANSFORMERS = "policy:", "transformers:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +76,8 @@ _LOADED = ("transformers", "vllm")
 
 
 def names_policy(model: object) -> bool:
-    """Return whether a model is given as a policy: "policy:DIR", or a name of `SHIPPED`."""
-    return isinstance(model, str) and (model in SHIPPED or model.startswith(_PREFIX))
+    """Return whether a model is given as a policy: "policy:DIR", a name of `SHIPPED`, "transformers:" before that."""
+    return isinstance(model, str) and (model.removeprefix(_IN_TRANSFORMERS) in SHIPPED or model.startswith(_PREFIX))
 
 
 def load_named(model: str, *, base: object = None) -> Policy:
@@ -86,7 +86,9 @@ def load_named(model: str, *, base: object = None) -> Policy:
     Raises:
         UsageError: as of `load`.
     """
-    return load(SHIPPED.get(model) or model.removeprefix(_PREFIX), model=base)
+    name = model.removeprefix(_IN_TRANSFORMERS)
+    policy = load(SHIPPED.get(name) or name.removeprefix(_PREFIX), model=base)
+    return policy if name == model else replace(policy, model=f"{_IN_TRANSFORMERS}{policy.model}")
 
 
 def load(directory: str | Path, *, model: object = None) -> Policy:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from memagent_integrations import Backend, Reader, ScriptedBackend, UsageError, load_backend, policies
+from memagent_integrations import Backend, Reader, ScriptedBackend, UsageError, backends, load_backend, policies
 from memagent_integrations.backends import embedded
 from memagent_integrations.reader import loading
 
 FOLDER = policies.SHIPPED["smollm2"]
+IN_TRANSFORMERS = "transformers:smollm2"
 QUESTION = "What is the special magic number for north-gate that the text mentions?"
 
 
@@ -43,16 +44,31 @@ def test_its_name_brings_its_prompts_and_budgets(monkeypatch: pytest.MonkeyPatch
     assert Reader("smollm2-raw").prompts != policy.prompts
 
 
-def test_a_policy_is_no_answer_model() -> None:
+def test_it_reads_in_transformers_by_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policies.load(FOLDER)
+    made: list[tuple[str, object, dict[str, object]]] = []
+
+    def make(kind: str, model: object, options: dict[str, object]) -> Backend:
+        made.append((kind, model, options))
+        return ScriptedBackend([])
+
+    monkeypatch.setattr(backends, "_make", make)
+    monkeypatch.setattr(embedded, "pull", lambda name: f"the file of {name}")
+    reader = Reader(IN_TRANSFORMERS)
+    assert (reader.prompts, reader.budgets) == (policy.prompts, policy.budgets)
+    assert made == [("transformers", f"the file of {policy.model}", {"adapter": policy.adapter})]
+
+
+@pytest.mark.parametrize("name", ["smollm2", "transformers:smollm2"])
+def test_a_policy_is_no_answer_model(name: str) -> None:
     with pytest.raises(UsageError, match="cannot be a policy"):
-        Reader(ScriptedBackend([]), answer_model="smollm2")
+        Reader(ScriptedBackend([]), answer_model=name)
 
 
 @pytest.fixture(scope="module", params=["llamacpp", "transformers"])
 def reading_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    base = {} if request.param == "llamacpp" else {"model": "transformers:smollm2-raw", "device": "cpu"}
-    with load_backend("smollm2", **base) as backend:
-        yield backend
+    with load_backend("smollm2") if request.param == "llamacpp" else load_backend(IN_TRANSFORMERS, device="cpu") as it:
+        yield it
 
 
 @pytest.mark.real

@@ -31,12 +31,12 @@ def load_backend(spec: str, **options: Any) -> Backend:
     `spec` is "openai:MODEL" (any OpenAI-compatible endpoint), "llamacpp:FILE.gguf", "transformers:NAME", "vllm:NAME",
     "policy:DIR" (the model and adapter that its `memagent.json` names; `Reader` takes the prompts and budgets too. One
     that somebody sent has no code loaded and nothing fetched), "smollm2" (the policy in this package), or the name of
-    an embedded model ("smollm2-raw", fetched at first use; also as "transformers:smollm2-raw"). `options` go to the
-    backend's class.
+    an embedded model ("smollm2-raw", fetched at first use). Both run in llama.cpp, and with "transformers:" before
+    their name in transformers. `options` go to the backend's class.
 
     The option `model` loads a policy's adapter on the same weights in another backend:
-    `load_backend("policy:DIR", model="vllm:NAME")`, `load_backend("smollm2", model="transformers:smollm2-raw")`. An
-    endpoint already serves the adapter, under a name of its own: "openai:THAT_NAME".
+    `load_backend("policy:DIR", model="vllm:NAME")`. An endpoint already serves the adapter, under a name of its own:
+    "openai:THAT_NAME".
 
     Raises:
         UsageError: the name or an option is unknown.

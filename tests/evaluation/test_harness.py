@@ -388,9 +388,11 @@ def test_what_is_not_known_has_no_price() -> None:
     assert (row.cost, row.tokens_per_right, row.cost_per_right) == (None, None, None)
     not_cached = Usage(prompt_tokens=10**6, completion_tokens=0, cached_tokens=None)
     assert prices.cost(not_cached) == 1.0, "the full price where the cache is not known"
+    miscounted = Usage(prompt_tokens=5, completion_tokens=10**6, cached_tokens=50)
+    assert prices.cost(miscounted) == 1.0, "no price is negative"
 
 
-@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf"), True, "1"])
+@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf"), 1e300, True, "1"])
 def test_prices_are_numbers(price: Any) -> None:
     with pytest.raises(UsageError, match="completion has to be a number of at least 0"):
         Prices(prompt=1.0, completion=price)

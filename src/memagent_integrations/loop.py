@@ -98,7 +98,7 @@ def reading_loop(
     except MemAgentError as error:
         answer, failure = None, error
     return Reading(
-        question=question,
+        question=question if isinstance(question, str) else repr(question),  # `failure` says that it is no text
         answer=answer,
         memory=memory,
         steps=tuple(steps),

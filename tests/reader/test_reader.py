@@ -25,7 +25,7 @@ from memagent_integrations import (
     policies,
 )
 from memagent_integrations.drivers import adrive
-from memagent_integrations.errors import EmptyDocument
+from memagent_integrations.errors import EmptyDocument, QuestionError
 from memagent_integrations.loop import Turns
 from memagent_integrations.records import Prompt, Reply, Usage
 
@@ -447,6 +447,15 @@ def test_many_jobs_keep_their_order_and_their_failures_apart(batch_size: int) ->
         "NoneType",
     ]
     assert sorted(seen) == [(job, step.index) for job, reading in enumerate(readings) for step in reading.steps]
+
+
+@pytest.mark.parametrize("question", [7, None, b"q", ["q"]])
+def test_a_question_that_is_no_text_is_a_reading_that_can_be_saved(question: Any) -> None:
+    [reading] = reader(["a"]).read_many([(question, "text")])
+    assert isinstance(reading.error, QuestionError)
+    saved = Reading.from_json(reading.to_json())
+    assert saved.question == repr(question)
+    assert str(saved.error) == str(reading.error)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

@@ -379,6 +379,19 @@ def test_a_right_answer_has_its_price() -> None:
     assert "cost" not in report.per_answer([row])
 
 
+def test_a_reader_has_a_total_over_all_its_tasks() -> None:
+    usage = Usage(prompt_tokens=300, completion_tokens=100, cached_tokens=0)
+    short = [result("a", number, 1.0, usage=usage, seconds=1.0, calls=2) for number in range(3)]
+    long = [result("a", 0, 0.5, length=100, usage=usage, seconds=2.0, calls=6), result("b", 0, 0.0, usage=usage)]
+    assert report.totals(short) == [], "one task and length is its own total"
+    first, second = report.totals([*short, *long], prices=Prices(prompt=1.0, completion=1.0))
+    assert (first.task, first.length, first.reader, first.n, first.right, first.calls) == ("all", 0, "a", 4, 3.5, 3.0)
+    assert (first.tokens_per_right, first.seconds_per_right) == (4 * 400 / 3.5, 5 / 3.5)
+    assert first.cost_per_right == pytest.approx(4 * 400 / 3.5 / 1e6)
+    assert (second.reader, second.right, second.tokens_per_right) == ("b", 0, None)
+    assert re.search(r"\| all +\| +\| a +\| 87.5 +\| 3.5 of 4 +\| 457 ", report.per_answer([first]))
+
+
 def test_what_is_not_known_has_no_price() -> None:
     prices = Prices(prompt=1.0, completion=1.0, cached=0.0)
     (wrong,) = report.rows([result("a", 0, 0.0, usage=NO_USAGE)], published=False, prices=prices)

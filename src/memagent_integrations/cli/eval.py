@@ -184,7 +184,7 @@ def run(
                 gate=gate,
                 on_result=on_result,
             )
-    show(_tables(report.rows(results, results.settings)))
+    show(_tables(report.rows(results, results.settings), report.totals(results)))
 
 
 def _task(name: str, data: Data, common: Sequence[int] | None) -> Task:
@@ -218,7 +218,7 @@ def report_results(
 
     Published figures of another setup follow under a heading that says what differs.
 
-    A second table tells what a right answer took: tokens, seconds and, with prices, money.
+    A second table tells what a right answer took, over all tasks and for each: tokens, seconds and, with prices, money.
 
     With --output it is also written as CSV, with pictures. With --html it is also written as a page that needs no
     network: the tables, what facts survived, and behind each score its samples and their memories.
@@ -230,7 +230,8 @@ def report_results(
     sources = [Results(file, on_result=board.add if board else None) for file in result_files]
     results = merged(sources)
     rows = report.rows(results, sources[0].settings, prices=prices)
-    text = _tables(rows)
+    totals = report.totals(results, prices=prices)
+    text = _tables(rows, totals)
     compared = report.compared(results, against) if against else []
     if against:
         text += f"\n\n## {against} beside the others\n\n{report.comparisons(compared)}"
@@ -238,11 +239,11 @@ def report_results(
     if output:
         _write(output, results, rows, text)
     if html and board:
-        files.write(html, board.page(results, rows, sources[0].settings, compared))
+        files.write(html, board.page(results, rows, sources[0].settings, compared, totals))
 
 
-def _tables(rows: Sequence[report.Row]) -> str:
-    return f"{report.markdown(rows)}\n\n{report.per_answer(rows)}"
+def _tables(rows: Sequence[report.Row], totals: Sequence[report.Row]) -> str:
+    return f"{report.markdown(rows)}\n\n{report.per_answer([*totals, *rows])}"
 
 
 def _prices(prompt: float | None, completion: float | None, cached: float | None) -> Prices | None:

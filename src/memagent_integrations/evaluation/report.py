@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -109,6 +109,19 @@ def rows(
             if figure.fits(task, length)
         ]
     return sorted(table, key=lambda row: (row.task, row.length, row.published, row.reader))
+
+
+def totals(results: Iterable[Result], *, prices: Prices | None = None) -> list[Row]:
+    """Return a row for each reader over all its samples, as of the task "all"; none where there is one task and length.
+
+    Each sample counts alike, so readers are to be compared where they have the same samples.
+    """
+    by_reader: dict[str, list[Result]] = {}
+    for result in results:
+        by_reader.setdefault(result.reader, []).append(result)
+    if len({(result.task, result.length) for group in by_reader.values() for result in group}) < 2:
+        return []
+    return [replace(_row(group, prices), task="all", length=0) for _, group in sorted(by_reader.items())]
 
 
 def compared(results: Sequence[Result], reader: str) -> list[Versus]:

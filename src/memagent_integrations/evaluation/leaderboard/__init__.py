@@ -54,8 +54,11 @@ class Leaderboard:
         rows: Sequence[Row],
         settings: Mapping[str, Any],
         comparisons: Sequence[Versus] = (),
+        totals: Sequence[Row] = (),
     ) -> str:
         """Return the page as HTML. The `results`, with the `rows` of their report, are those that were added.
+
+        `totals` are the rows of readers over all tasks; the page tells what a right answer took for these too.
 
         Raises:
             UsageError: the page would have more than 128 MB.
@@ -92,7 +95,7 @@ class Leaderboard:
                 (numbers[_group(row)], shown | _facts(grouped[_group(row)]))
                 for row, shown in zip(measured, report.cells(measured), strict=True)
             ],
-            per_answer=report.cells_per_answer(rows),
+            per_answer=report.cells_per_answer([*totals, *rows]),
             survival=_survival(results),
             comparisons=report.cells_of_comparisons(comparisons),
             published=report.differing(rows),

@@ -279,6 +279,24 @@ def test_a_plan_is_what_is_done() -> None:
         subject.plan("q", iter([DOCUMENT]))
 
 
+def test_plans_of_many_questions_read_the_document_once() -> None:
+    opened = 0
+
+    class Loader:
+        def lazy_load(self) -> Iterator[str]:
+            nonlocal opened
+            opened += 1
+            yield DOCUMENT
+
+    subject, questions = reader(), ["Who?", "When was it, and where?"]
+    plans = subject.plans(questions, Loader())
+    assert opened == 1
+    assert plans == [subject.plan(question, DOCUMENT) for question in questions]
+    assert plans[0].prompt_tokens < plans[1].prompt_tokens
+    with pytest.raises(QuestionError, match="empty"):
+        subject.plans(["Who?", ""], DOCUMENT)
+
+
 def test_stream_tells_all_that_happens() -> None:
     events = list(reader(["one", "<think>hm</think>the  answer \n"]).stream("q", "short"))
     assert [type(event) for event in events] == [Step, str, str, Step, Reading]

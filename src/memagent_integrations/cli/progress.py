@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, Self, cast
 
@@ -27,7 +27,7 @@ from rich.text import Text
 
 from memagent_integrations.checks import drop_none
 from memagent_integrations.cli.streams import PrintableStream, console, one_line, printable
-from memagent_integrations.records import Plan, Reading, Step
+from memagent_integrations.records import NO_USAGE, Plan, Reading, Step
 
 _EMPTY = Plan(chunks=0, calls=0, document_tokens=0, prompt_tokens=0, completion_tokens=0)
 
@@ -149,15 +149,8 @@ class ReadingProgress(_Display):
     def done(self, reading: Reading) -> None:
         """Take the bar away, and show what the complete reading cost."""
         self.stop()
-        seconds = time.monotonic() - self._began
-        calls = sum(step.reply.tries for step in reading.steps if not step.reply.recorded)
-        usage = reading.new_usage
-        counts = drop_none(prompt=usage.prompt_tokens, completion=usage.completion_tokens, cached=usage.cached_tokens)
-        tokens = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        work = f"read {self._read:,} tokens in {calls} calls and {_clock(seconds)}"
-        spent = f" (tokens: {tokens})" if tokens else ""
         recorded = f", {self._recorded} steps were recorded" if self._recorded else ""
-        self._line(work + spent + recorded, always=True)
+        self._line(f"read {self._read:,} tokens {cost_of([reading], self._began)}{recorded}", always=True)
 
     def _label(self, number: int) -> str:
         planned = number < self._plan.chunks  # a file may have grown since the plan
@@ -202,6 +195,16 @@ class _Rate(ProgressColumn):
         seconds_left = due - time.monotonic() if due else 0
         parts.append(f"{_clock(seconds_left)} left" if seconds_left > 0 else _clock(task.elapsed or 0))
         return Text(" · ".join(parts), style="progress.remaining")
+
+
+def cost_of(readings: Sequence[Reading], began: float) -> str:
+    """Say what readings cost that began at this time of `time.monotonic`: calls, time and tokens."""
+    calls = sum(step.reply.tries for reading in readings for step in reading.steps if not step.reply.recorded)
+    usage = sum((reading.new_usage for reading in readings), NO_USAGE)
+    counts = drop_none(prompt=usage.prompt_tokens, completion=usage.completion_tokens, cached=usage.cached_tokens)
+    tokens = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    spent = f" (tokens: {tokens})" if tokens else ""
+    return f"in {calls} calls and {_clock(time.monotonic() - began)}{spent}"
 
 
 def _clock(seconds: float) -> str:

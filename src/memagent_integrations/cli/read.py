@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -15,6 +16,7 @@ import typer
 from memagent_integrations.calls import Limits
 from memagent_integrations.checks import drop_none
 from memagent_integrations.cli import inputs, models, options
+from memagent_integrations.cli import questions as asking
 from memagent_integrations.cli.cited import cited
 from memagent_integrations.cli.plan import show_plan
 from memagent_integrations.cli.progress import ReadingProgress
@@ -37,7 +39,10 @@ _Files = Annotated[
 _OptionalFiles = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE...]", help="Text files; - is standard input.", show_default=False)
 ]
-_Question = Annotated[str, typer.Option("--question", "-q", help="What to answer.", show_default=False)]
+_Questions = Annotated[
+    list[str],
+    typer.Option("--question", "-q", help="What to answer; several are answered in one pass.", show_default=False),
+]
 _Model = Annotated[
     str, typer.Option(help="smollm2, openai:NAME, llamacpp:FILE.gguf, transformers:NAME, vllm:NAME or policy:DIR.")
 ]
@@ -120,7 +125,7 @@ class Output:
 
 def read(
     files: _Files,
-    question: _Question,
+    questions: _Questions,
     model: _Model = "smollm2",
     answer_model: options.AnswerModel = None,
     base_model: options.BaseModel = None,
@@ -154,13 +159,15 @@ def read(
     watch: _Watch = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Read FILE... for a question and write the answer to standard output."""
+    """Read FILE... for a question, or several in one pass, and write the answers to standard output."""
     output = Output(stream=stream, citations=citations, as_json=as_json, trace=trace, watch=watch, quiet=quiet)
     _check(files, output, plan=plan, journal_file=journal)
     if answer_base_url is not None and answer_model is None:
         raise UsageError("--answer-base-url is the address of --answer-model; give that too")
     start = Start(run=run, memory=memory, text=memory_text)
     start.check(files, journal)
+    if len(questions) > 1:
+        asking.check(questions, stream=stream, watch=watch, trace=trace, run=run, memory=memory)
     make_reader = partial(
         Reader,
         model,
@@ -189,10 +196,17 @@ def read(
     if plan:
         models.fetch_needed((base_model or model, answer_model), quiet=quiet)
         with make_reader() as reader:
-            show_plan(reader.plan(question, inputs.document(files)), as_json=as_json)
+            if len(questions) > 1:
+                asking.show_plans(reader, questions, files, as_json=as_json)
+            else:
+                show_plan(reader.plan(questions[0], inputs.document(files)), as_json=as_json)
     else:
         names = (base_model or model, answer_model)
-        _answer(partial(make_reader, journal=journal), names, question, files, start, output)
+        make_recorded = partial(make_reader, journal=journal)
+        if len(questions) > 1:
+            _answer_all(make_recorded, names, questions, files, start, output)
+        else:
+            _answer(make_recorded, names, questions[0], files, start, output)
 
 
 def resume(
@@ -268,6 +282,24 @@ def _stat(file: str) -> os.stat_result:
     return os.fstat(0) if file == STDIN else Path(file).stat()
 
 
+def _answer_all(
+    make_reader: Callable[[], Reader],
+    names: _Models,
+    questions: Sequence[str],
+    files: Sequence[str],
+    start: Start,
+    output: Output,
+) -> None:
+    """Load the models, read once for all questions, and write the answers."""
+    models.fetch_needed(names, quiet=output.quiet)
+    with _loading(names, quiet=output.quiet) as loading, make_reader() as reader:
+        memory = start.arguments(reader)["memory"]
+        loading.stop()
+        with _going_on(reader, "the same command"):
+            readings = asking.ask(reader, questions, files, memory=memory, quiet=output.quiet)
+    asking.write_answers(readings, files, as_json=output.as_json, citations=output.citations)
+
+
 def _answer(
     make_reader: Callable[[], Reader],
     names: _Models,
@@ -279,16 +311,12 @@ def _answer(
     """Load the models, read, and write the answer."""
     models.fetch_needed(names, quiet=output.quiet)
     display = partial(WatchedReading, question=question) if output.watch else ReadingProgress
-    loading = display(console(), f"loading {' and '.join(filter(None, names))}", quiet=output.quiet)
-    with loading as progress, make_reader() as reader:
-        try:
+    with _loading(names, display, quiet=output.quiet) as progress, make_reader() as reader:
+        how = "the same command"
+        if start.run and reader.journal:
+            how = f"memagent runs resume {quote(start.run)} --journal {quote(str(reader.journal.path))}"
+        with _going_on(reader, how):
             reading = _read(reader, question, files, start, progress, output)
-        except KeyboardInterrupt as stop:
-            if reader.journal:
-                resume = f"memagent runs resume {quote(start.run or '')} --journal {quote(str(reader.journal.path))}"
-                how = resume if start.run else "the same command"
-                raise type(stop)(f"{str(stop) or 'interrupted'}; {how} goes on from here") from None
-            raise
         progress.done(reading)
     for warning in reading.warnings:
         tell(f"warning: {warning}")
@@ -300,6 +328,24 @@ def _answer(
             write(reading.to_json() if output.as_json else reading.answer or "")
         if output.citations and not output.as_json:  # JSON holds them anyway
             show("\n".join(["", *cited(reading, files)]))
+
+
+def _loading(
+    names: _Models, display: Callable[..., ReadingProgress] = ReadingProgress, *, quiet: bool
+) -> ReadingProgress:
+    """Return the display of a reading, which shows first that the models are loaded."""
+    return display(console(), f"loading {' and '.join(filter(None, names))}", quiet=quiet)
+
+
+@contextmanager
+def _going_on(reader: Reader, how: str) -> Iterator[None]:
+    """Have an interruption of the block say how to go on, if the journal has the steps."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if reader.journal:
+            raise type(stop)(f"{str(stop) or 'interrupted'}; {how} goes on from here") from None
+        raise
 
 
 def _read(

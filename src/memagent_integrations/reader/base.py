@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from copy import copy
 from pathlib import Path
@@ -66,13 +66,21 @@ class BaseReader:
             UsageError: as `read`, and for an iterator, which a plan would use up.
             ContextOverflow: the budgets do not fit the window.
         """
+        return self.plans([question], document)[0]
+
+    def plans(self, questions: Iterable[str], document: Any) -> list[Plan]:
+        """Return what `ask` would take: a `plan` for each question, for which the text is tokenized once.
+
+        Raises:
+            MemAgentError: as `plan`.
+        """
         if is_one_shot(document):
             raise UsageError(
                 "a plan would use up this iterator; "
                 "plan for a document that can be read again (str, Path, list, loader)"
             )
         setup = self._setup.for_reading()
-        return setup.plan(question, setup.chunks(document))
+        return setup.plans(questions, setup.chunks(document))
 
     def count(self, text: str) -> int:
         """Return the tokens of a text as it stands in a prompt."""

@@ -293,18 +293,22 @@ class Setup:
             segments=self.parallel_segments,
         )
 
-    def plan(self, question: str, source: Iterable[Chunk]) -> Plan:
-        """Return what reading these chunks for a question takes.
+    def plans(self, questions: Iterable[str], source: Iterable[Chunk]) -> list[Plan]:
+        """Return what reading these chunks takes for each of the questions.
 
         Raises:
             EmptyDocument: there are none.
             QuestionError, ContextOverflow: as `check`.
         """
-        question_tokens, number, size = self.check(question), 0, 0
+        checked, number, size = [(question, self.check(question)) for question in questions], 0, 0
         for chunk in source:
             number, size = number + 1, size + chunk.span.tokens
         if not number:
             raise EmptyDocument
+        return [self._plan(question, tokens, number, size) for question, tokens in checked]
+
+    def _plan(self, question: str, question_tokens: int, number: int, size: int) -> Plan:
+        """Return what reading so many chunks with so many tokens takes."""
         update = self._prompt_tokens("memory", question_tokens, 0)
         merges = max(min(self.parallel_segments, number) - 1, 0)
         merging = merges and merges * self._merging._prompt_tokens(

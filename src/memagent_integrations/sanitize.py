@@ -48,6 +48,9 @@ _ODD = "\\x00-\\x08\\x0e-\\x1b\\x7f-\\x84\\x86-\\x9f\u2800\ufffc\ufffd\u0300-\u0
 _ODDITY = re.compile(f"[{_ODD}]")
 """What a reader passes over within a word, or takes for its end: the marks over and through letters among it."""
 _UNSEEN = re.compile(f"[{IGNORABLE}]+")
+_PLAIN = bytes([*range(0x09, 0x0E), *range(0x1C, 0x7F)])
+_FEW = 0.05
+"""A share of unusual characters that makes it worth while to replace them kind by kind."""
 _RUN = re.compile(r"[^\t-\r\x1c-~][^\t-\r\x1c-~＜﹤≮［﹇]{0,63}")
 """Characters whose form is not their own, perhaps; a bracket is the first of its run."""
 _TAG = re.compile(r"</?([^\W\d](?:[\w:.-]*\w)?)(?=[\s/>])")
@@ -84,17 +87,21 @@ def harmless(text: str, tags: tuple[str, ...]) -> str:
     text = encodable(text.replace("\0", "\ufffd"))
     if not any(_SUSPECT.match(text, place) for place in _places(text, _ANGLES + _SQUARES)):
         return text
-    places = dict(_imitations(text, tags, ""))
-    if _ODDITY.search(text):
-        places |= _imitations(text, tags, " ")
+    unusual = text.encode().translate(None, _PLAIN).decode()  # much faster than a pattern
+    places = dict(_imitations(text, unusual, tags, ""))
+    if _ODDITY.search(unusual):
+        places |= _imitations(text, unusual, tags, " ")
     if not places:
         return text
     return "".join([places.get(place, sign) for place, sign in enumerate(text)])
 
 
-def _imitations(text: str, tags: tuple[str, ...], odd: str) -> Iterator[tuple[int, str]]:
-    """Yield where imitations begin in a text that is read with `odd` for each oddity, and what is to stand there."""
-    as_read = _RUN.sub(lambda run: _form(run[0], odd), text).lower()
+def _imitations(text: str, unusual: str, tags: tuple[str, ...], odd: str) -> Iterator[tuple[int, str]]:
+    """Yield where imitations begin in a text that is read with `odd` for each oddity, and what is to stand there.
+
+    `unusual` are the characters of the text that are not plain.
+    """
+    as_read = _as_read(text, unusual, odd).lower()
     imitation = _imitation(tags)
     starts = [place for place in _places(as_read, "<[") if imitation.match(as_read, place)]
     if not starts:
@@ -106,6 +113,21 @@ def _imitations(text: str, tags: tuple[str, ...], odd: str) -> Iterator[tuple[in
     for start in starts:
         before = bisect_right(read_ends, start) - 1
         yield ends[before] + start - read_ends[before], "‹" if as_read[start] == "<" else "⁅"
+
+
+def _as_read(text: str, unusual: str, odd: str) -> str:
+    """Return a text with the form of each of its runs."""
+    kinds = set(unusual) if len(unusual) < _FEW * len(text) else None
+    if kinds is None or any(map(_is_moved, unicodedata.normalize("NFKD", "".join(kinds)))):
+        return _RUN.sub(lambda run: _form(run[0], odd), text)
+    for kind in kinds:  # then the form of a run is that of its characters one by one
+        text = text.replace(kind, _form(kind, odd))
+    return text
+
+
+def _is_moved(sign: str) -> bool:
+    """Return whether a normal form puts this mark into an order with others, and a text as it reads still has it."""
+    return unicodedata.combining(sign) > 0 and not _ODDITY.match(sign)
 
 
 def _places(text: str, signs: str) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
@@ -14,25 +15,25 @@ class CompletionBuilder(ReplyBuilder):
     """Builds a reply from a completion."""
 
     def take(self, completion: Any) -> None:
-        """Take a completion that is not streamed.
+        """Take a completion that is not streamed: decoded JSON, or the text of it if the server did not call it JSON.
 
         Raises:
             ValueError: it has no choices; `failures.from_exception` knows this form.
         """
-        choices = getattr(completion, "choices", None)
+        completion = _decoded(completion) if isinstance(completion, str) else completion
+        choices = _field(completion, "choices")
         if not choices or not isinstance(choices, list):
-            error = getattr(completion, "error", None)
-            code = error.get("code") if isinstance(error, dict) else None
-            raise ValueError({"message": f"the answer has no choices{f': {error}' if error else ''}", "code": code})
-        self.usage = _usage(getattr(completion, "usage", None))
-        self._add(choices[0], getattr(choices[0], "message", None))
+            error = _field(completion, "error")
+            message = f"the answer has no choices{f': {error}' if error else ''}"
+            raise ValueError({"message": message, "code": _field(error, "code")})
+        self.usage = _usage(_field(completion, "usage"))
+        self._add(choices[0], _field(choices[0], "message"))
 
     def _add(self, choice: Any, message: Any) -> str:
-        reason = finish_reason(getattr(choice, "finish_reason", None))
-        self.finish_reason = "content_filter" if getattr(message, "refusal", None) else self.finish_reason or reason
-        extra = getattr(message, "model_extra", None) or {}
-        reasoning = _text(extra.get("reasoning_content")) or _text(extra.get("reasoning"))
-        return self.note(_text(getattr(message, "content", None)), reasoning)
+        reason = finish_reason(_field(choice, "finish_reason"))
+        self.finish_reason = "content_filter" if _field(message, "refusal") else self.finish_reason or reason
+        reasoning = _text(_field(message, "reasoning_content")) or _text(_field(message, "reasoning"))
+        return self.note(_text(_field(message, "content")), reasoning)
 
 
 class StreamBuilder(CompletionBuilder):
@@ -41,15 +42,15 @@ class StreamBuilder(CompletionBuilder):
     _choice: Any = None
 
     def add(self, event: Any) -> str:
-        """Take one event; return its text."""
-        if usage := getattr(event, "usage", None):
+        """Take one event, decoded JSON; return its text."""
+        if usage := _field(event, "usage"):
             self.usage = _usage(usage)
-        choices = getattr(event, "choices", None)
+        choices = _field(event, "choices")
         own = filter(self._is_own, choices if isinstance(choices, list) else ())
-        return "".join([self._add(choice, getattr(choice, "delta", None)) for choice in own])
+        return "".join([self._add(choice, _field(choice, "delta")) for choice in own])
 
     def _is_own(self, choice: Any) -> bool:
-        index = getattr(choice, "index", None) or 0
+        index = _field(choice, "index") or 0
         if self._choice is None:
             self._choice = index
         return bool(index == self._choice)
@@ -65,6 +66,18 @@ class StreamBuilder(CompletionBuilder):
         return super().reply()
 
 
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _field(value: Any, name: str) -> Any:
+    """Return a field of a JSON object; None if it has none of this name, or is no object."""
+    return value.get(name) if isinstance(value, dict) else None
+
+
 def _text(content: Any) -> str:
     """Return the text of a message's content, which may be a string or a list of parts, some of them text."""
     if isinstance(content, list):
@@ -73,11 +86,10 @@ def _text(content: Any) -> str:
 
 
 def _usage(usage: Any) -> Usage:
-    details = getattr(usage, "prompt_tokens_details", None)
     return Usage(
-        prompt_tokens=int_or_none(getattr(usage, "prompt_tokens", None)),
-        completion_tokens=int_or_none(getattr(usage, "completion_tokens", None)),
-        cached_tokens=int_or_none(getattr(details, "cached_tokens", None)),
+        prompt_tokens=int_or_none(_field(usage, "prompt_tokens")),
+        completion_tokens=int_or_none(_field(usage, "completion_tokens")),
+        cached_tokens=int_or_none(_field(_field(usage, "prompt_tokens_details"), "cached_tokens")),
     )
 
 

@@ -308,6 +308,8 @@ class OpenAIBackend(Backend):
             return self._client.post(path, body=body, cast_to=object, options=options)
 
     def _counter_and_window(self) -> tuple[Counter, int | None]:
+        if self._counting:
+            return self._counting
         if not acquired(self._counting_lock):
             raise BackendError(f"{self.name} was not asked in time", retryable=True)
         try:

@@ -5,8 +5,10 @@
 A way is a quantisation of llama.cpp's, with settings of llama.cpp's after it ("q4_0 n_ubatch=1024"), or "transformers".
 `q4_1` is the file as it is pulled; the others are made from it with gguf's quantizers, all its matrices but the
 embeddings. Each way reads the same text with the policy that ships ("smollm2"), in a process of its own, in turn.
-Tokens a second are those of all prompts and replies, over the seconds of the whole reading; the model is loaded, and
-has read a chunk, before. Needs the extras llamacpp and transformers.
+Tokens a second are those of all prompts and replies, over the seconds of the whole reading, and over the seconds that
+the processor worked on it; the model is loaded, and has read a chunk, before. Beside other work compare the latter,
+with one thread ("q4_0 threads=1"): several threads work while they wait for each other. Needs the extras llamacpp and
+transformers.
 """
 
 from __future__ import annotations
@@ -22,41 +24,15 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-import gguf
-
 from memagent_integrations import Reader
 from memagent_integrations.backends import embedded
+from memagent_integrations.backends.requantise import requantise
 
 CHUNK_TOKENS = 384  # of the policy
 CHARACTERS = 4 * CHUNK_TOKENS
 QUESTION = "Which statements does the manual describe?"
 WAYS = ("q4_1", "q4_0", "q8_0", "f16", "transformers")
 TEXT = "\n\n".join(topics.values())
-
-
-def quantised(source: Path, kind: str, folder: Path) -> Path:
-    """Return the model in another quantisation; vectors and embeddings stay as they are."""
-    target, kind_of = folder / f"{kind}.gguf", gguf.GGMLQuantizationType[kind.upper()]
-    if target.exists():
-        return target
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, arch="llama")
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            value = field.contents()
-            sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, value, field.types[0], sub_type=sub_type)
-    for tensor in reader.tensors:
-        data, tensor_type = tensor.data, tensor.tensor_type
-        if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
-            weights = gguf.dequantize(data, tensor_type)
-            data, tensor_type = gguf.quantize(weights, kind_of), kind_of
-        writer.add_tensor(tensor.name, data, raw_dtype=tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
 
 
 def reader_of(way: str, folder: Path) -> Reader:
@@ -77,20 +53,24 @@ def reader_of(way: str, folder: Path) -> Reader:
         return result
 
     xllamacpp.CommonParams = params
-    source = embedded.path("smollm2-raw")
-    file = source if kind == "q4_1" else quantised(source, kind, folder)
+    source, file = embedded.path("smollm2-raw"), folder / f"{kind}.gguf"
+    if kind == "q4_1":
+        file = source
+    elif not file.exists():
+        requantise(source, file, kind.upper())
     return Reader("smollm2", backend_options={"model": f"llamacpp:{file}", "threads": threads})
 
 
 def measure(way: str, folder: Path, chunks: int) -> dict[str, float]:
-    """Return tokens a second of a reading, and the tokens of its prompts and replies."""
+    """Return the speeds of a reading, and the tokens of its prompts and replies."""
     with reader_of(way, folder) as reader:
         reader.read(QUESTION, TEXT[:1000])
-        started = time.perf_counter()
+        started, computed = time.perf_counter(), time.process_time()
         reading = reader.read(QUESTION, TEXT[3000 : 3000 + chunks * CHARACTERS])
-        seconds = time.perf_counter() - started
+        seconds, computed = time.perf_counter() - started, time.process_time() - computed
     prompt, written = reading.usage.prompt_tokens or 0, reading.usage.completion_tokens or 0
-    return {"tokens_per_second": (prompt + written) / seconds, "prompt": prompt, "written": written}
+    speeds = {"tokens_per_second": (prompt + written) / seconds, "tokens_per_cpu_second": (prompt + written) / computed}
+    return {**speeds, "prompt": prompt, "written": written}
 
 
 def main() -> None:
@@ -113,17 +93,19 @@ def main() -> None:
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 found.append(json.loads(done.stdout.splitlines()[-1]))
                 print(way, found[-1], file=sys.stderr, flush=True)
-    speeds = {way: statistics.median(run["tokens_per_second"] for run in found) for way, found in runs.items()}
-    first = speeds[options.ways[0]]
-    print(
-        json.dumps(
-            {
-                way: {"tokens_per_second": round(speed, 1), "ratio": round(speed / first, 2)}
-                for way, speed in speeds.items()
-            },
-            indent=1,
-        )
-    )
+    medians = {way: medians_of(found) for way, found in runs.items()}
+    first = medians[options.ways[0]]
+    ratios = {
+        way: {f"{name} ratio": round(value / first[name], 2) for name, value in speeds.items()}
+        for way, speeds in medians.items()
+    }
+    print(json.dumps({way: medians[way] | ratios[way] for way in medians}, indent=1))
+
+
+def medians_of(runs: list[dict[str, float]]) -> dict[str, float]:
+    """Return the medians of both speeds."""
+    names = ("tokens_per_second", "tokens_per_cpu_second")
+    return {name: round(statistics.median(run[name] for run in runs), 1) for name in names}
 
 
 if __name__ == "__main__":

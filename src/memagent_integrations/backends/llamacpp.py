@@ -96,13 +96,14 @@ class LlamaCppBackend(OpenAIBackend):
             concurrency=parallel,
         )
         self.name = name or f"llamacpp:{model}"
+        self._file = Path(model).name if name else None
         self._busy(self._server)  # freeing a server before its loop runs would never end
         _OPEN.add(self)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Sampling parameters and the adapter."""
-        return {**super().identity, "base_url": None, "adapter": self._adapter}
+        """Sampling parameters, the adapter, and the file if the name is not its."""
+        return {**super().identity, "base_url": None, "adapter": self._adapter, **drop_none(file=self._file)}
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """Yield the reply's text in pieces, as the model writes it, and the whole `Reply` last."""

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
 from contextvars import Context, copy_context
@@ -154,7 +154,7 @@ class Calls:
                 return await backend.acomplete(timed_prompt)
 
         with self._call(backend):
-            return await AsyncRetrying(**self._retry_options(backend, prompt.deadline))(attempt)
+            return await self._aretried(backend, prompt.deadline, attempt)
 
     def stream(self, backend: Backend, prompt: Prompt) -> Generator[str | Reply]:
         """Yield the reply in pieces, then the whole reply. It is retried only before the first piece."""
@@ -178,9 +178,7 @@ class Calls:
             return await anext(pieces, None), pieces
 
         with self._call(backend):
-            retrying = AsyncRetrying(**self._retry_options(backend, prompt.deadline))
-            started: tuple[str | Reply | None, AsyncGenerator[str | Reply]] = await retrying(attempt)
-            piece, pieces = started
+            piece, pieces = await self._aretried(backend, prompt.deadline, attempt)
             async with aclosing(pieces):
                 while piece is not None:
                     yield piece
@@ -242,6 +240,20 @@ class Calls:
             attempts: Iterator[Callable[[], _T]] = chain((partial(_raise, error),), repeat(attempt))
             retrying = Retrying(**self._retry_options(backend, deadline), sleep=scopes.sleep)
             answer: _T = retrying(lambda: next(attempts)())
+            return answer
+
+    async def _aretried(self, backend: Backend, deadline: float | None, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """`_retried`, async."""
+        try:
+            return await attempt()
+        except BackendError as error:
+            failed: Callable[[], Awaitable[_T]] = partial(_araise, error)
+            attempts = chain((failed,), repeat(attempt))
+
+            async def again() -> _T:
+                return await next(attempts)()
+
+            answer: _T = await AsyncRetrying(**self._retry_options(backend, deadline))(again)
             return answer
 
     def _retry_options(self, backend: Backend, deadline: float | None) -> dict[str, Any]:
@@ -366,6 +378,10 @@ class Calls:
 
 
 def _raise(error: BackendError) -> NoReturn:
+    raise error
+
+
+async def _araise(error: BackendError) -> NoReturn:
     raise error
 
 

@@ -129,7 +129,7 @@ class Schedule:
     def take(self) -> Task | None:
         """Return the next reading, which nobody else takes until it is put back; None: there is none at the moment."""
         for group in self._begun:
-            if task := group.take(leading=self._leading):
+            if group.ready and (task := group.take(leading=self._leading)):
                 task.resume()
                 return task
         if not self._waiting:

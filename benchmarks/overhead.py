@@ -3,11 +3,13 @@
     python benchmarks/overhead.py [--chunks 700] [--delay 0] [--repeat 3] [--ways NAME ...]
     python benchmarks/overhead.py --linear
 
-The ways: a loop by hand (httpx and tiktoken), `Reader`, `MemAgentReader` over `ChatOpenAI`, `MemAgentSynthesizer` over
-`OpenAILike` (all four with the same prompts), LangChain's refine chain and LlamaIndex's Refine. Each runs in a process
-of its own, which reads a few chunks first; so does the server, which answers after `--delay` seconds with a memory that
-changes by one sentence. Times include splitting and tokenizing, and are milliseconds for 5,000 tokens of the document.
-`--linear` reads 10, 100 and 1,000 chunks of a document that is made while it is read, for time and memory by length.
+The ways: a loop by hand (tiktoken, and httpx or one of the clients below), `Reader`, whose client is the OpenAI SDK,
+`MemAgentReader` over `ChatOpenAI`, `MemAgentSynthesizer` over `OpenAILike` (all of these with the same prompts),
+LangChain's refine chain and LlamaIndex's Refine. Each is compared with the loop by hand over httpx, and with the one
+over its own client. Each runs in a process of its own, which reads a few chunks of another text first; so does the
+server, which answers after `--delay` seconds. Times include splitting and tokenizing, and are milliseconds for 5,000
+tokens of the document. `--linear` reads 10, 100 and 1,000 chunks of a document that is made while it is read, for time
+and memory by length, and prints what each chunk takes beyond those of the shorter document.
 Needs the packages of the extras langchain, llama-index and eval, and llama-index-llms-openai-like.
 """
 
@@ -38,6 +40,7 @@ SENTENCES = 12  # of a memory
 CHARACTERS_PER_TOKEN = 4.24  # of the document
 LINES = 100  # of a piece of the document
 WARM_UP = 8  # chunks
+SIZES = (10, 100, 1000)  # chunks
 
 
 def serve(pipe: Connection, delay: float, changing: bool) -> None:
@@ -92,10 +95,10 @@ def completion(text: str) -> dict[str, Any]:
     }
 
 
-def pieces(tokens: int) -> Iterator[str]:
-    """Yield a document of about so many tokens: Python's manual, again and again, its lines numbered throughout."""
+def pieces(tokens: int, *, first: int = 0) -> Iterator[str]:
+    """Yield a document of about so many tokens: Python's manual, again and again, its lines numbered from `first`."""
     lines = chain.from_iterable(repeat("\n".join(topics.values()).splitlines(keepends=True)))
-    numbered = (f"{number} {line}" if line.strip() else line for number, line in enumerate(lines))
+    numbered = (f"{number} {line}" if line.strip() else line for number, line in enumerate(lines, first))
     left = tokens * CHARACTERS_PER_TOKEN
     while left > 0:
         piece = "".join(islice(numbered, LINES))
@@ -106,18 +109,49 @@ def pieces(tokens: int) -> Iterator[str]:
 def by_hand(url: str) -> Callable[[str], object]:
     """Return a loop with nothing but the algorithm: no checks of sizes, no retries, no records."""
     import httpx
+
+    client, headers = httpx.Client(timeout=600), {"Authorization": f"Bearer {KEY}"}
+
+    def ask(prompt: str) -> str:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 1024}
+        reply = client.post(f"{url}/chat/completions", json=body, headers=headers).raise_for_status().json()
+        return str(reply["choices"][0]["message"]["content"])
+
+    return _loop(ask)
+
+
+def by_hand_openai(url: str) -> Callable[[str], object]:
+    from openai import OpenAI
+
+    client = OpenAI(base_url=url, api_key=KEY, max_retries=0)
+
+    def ask(prompt: str) -> str:
+        messages: Any = [{"role": "user", "content": prompt}]
+        reply = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1024)
+        return reply.choices[0].message.content or ""
+
+    return _loop(ask)
+
+
+def by_hand_langchain(url: str) -> Callable[[str], object]:
+    model = _chat_openai(url)
+    return _loop(lambda prompt: str(model.invoke(prompt, max_tokens=1024).content))
+
+
+def by_hand_llama_index(url: str) -> Callable[[str], object]:
+    from llama_index.core.llms import ChatMessage
+
+    llm = _openai_like(url)
+    return _loop(lambda prompt: llm.chat([ChatMessage(prompt)]).message.content or "")
+
+
+def _loop(ask: Callable[[str], str]) -> Callable[[str], object]:
     import tiktoken
 
     from memagent_integrations.prompts import PromptSet
 
-    encoding, prompts, client = tiktoken.get_encoding(ENCODING), PromptSet.default(), httpx.Client(timeout=600)
+    encoding, prompts = tiktoken.get_encoding(ENCODING), PromptSet.default()
     update, answer = prompts.text("memory"), prompts.text("answer")
-
-    def ask(prompt: str) -> str:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 1024}
-        headers = {"Authorization": f"Bearer {KEY}"}
-        reply = client.post(f"{url}/chat/completions", json=body, headers=headers).raise_for_status().json()
-        return str(reply["choices"][0]["message"]["content"])
 
     def fill(template: str, **values: str) -> str:
         return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], template)
@@ -205,6 +239,9 @@ def _openai_like(url: str) -> Any:
 
 WAYS: dict[str, Callable[[str], Callable[[Any], object]]] = {
     "loop by hand": by_hand,
+    "by hand over openai": by_hand_openai,
+    "by hand over ChatOpenAI": by_hand_langchain,
+    "by hand over OpenAILike": by_hand_llama_index,
     "Reader": reader,
     "MemAgentReader": langchain,
     "MemAgentSynthesizer": llama_index,
@@ -212,11 +249,20 @@ WAYS: dict[str, Callable[[str], Callable[[Any], object]]] = {
     "LlamaIndex Refine": llama_index_refine,
 }
 
+SAME_CLIENT = {
+    "Reader": "by hand over openai",
+    "MemAgentReader": "by hand over ChatOpenAI",
+    "MemAgentSynthesizer": "by hand over OpenAILike",
+    "LangChain refine": "by hand over ChatOpenAI",
+    "LlamaIndex Refine": "by hand over OpenAILike",
+}
+"""For each way, the loop by hand over the client that it has."""
+
 
 def measure(way: str, url: str, chunks: int, *, whole: bool) -> dict[str, float]:
     """Return milliseconds of CPU and wall time for 5,000 tokens, and the growth of the peak memory in MB."""
     read = WAYS[way](url)
-    read("".join(pieces(WARM_UP * CHUNK_TOKENS)))
+    read("".join(pieces(WARM_UP * CHUNK_TOKENS, first=10**6)))  # another text: nothing of it may be remembered
     document: Any = "".join(pieces(chunks * CHUNK_TOKENS)) if whole else pieces(chunks * CHUNK_TOKENS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     cpu, wall = time.process_time(), time.perf_counter()
@@ -248,8 +294,29 @@ def compare(url: str, ways: list[str], chunks: int, times: int) -> dict[str, Any
     return {
         way: {name: round(value, 2) for name, value in median.items()}
         | {f"{name.removesuffix('_ms')}_ratio": round(value / base[name], 2) for name, value in median.items()}
+        | {
+            f"{name.removesuffix('_ms')}_ratio_same_client": round(value / medians[SAME_CLIENT[way]][name], 2)
+            for name, value in median.items()
+            if SAME_CLIENT.get(way) in medians
+        }
         for way, median in medians.items()
     }
+
+
+def by_length(url: str, times: int) -> dict[int, dict[str, float]]:
+    """Return the median figures of `Reader` for documents of several lengths, and of each chunk beyond the last one."""
+    runs: dict[int, list[dict[str, float]]] = {size: [] for size in SIZES}
+    for _ in range(times):
+        for size, found in runs.items():
+            found.append(in_a_process("Reader", url, size, whole=False))
+    figures: dict[int, dict[str, float]] = {}
+    before, total_before = 0, 0.0
+    for size, found in runs.items():
+        median = {name: statistics.median(run[name] for run in found) for name in ("cpu_ms", "mb")}
+        total = median["cpu_ms"] * size
+        figures[size] = median | {"cpu_ms_of_each_more": (total - total_before) / (size - before)}
+        before, total_before = size, total
+    return {size: {name: round(value, 2) for name, value in each.items()} for size, each in figures.items()}
 
 
 def main() -> None:
@@ -271,7 +338,7 @@ def main() -> None:
     processes.Process(target=serve, args=(server_pipe, options.delay, options.changing), daemon=True).start()
     url = pipe.recv()
     if options.linear:
-        figures = {size: in_a_process("Reader", url, size, whole=False) for size in (10, 100, 1000)}
+        figures: dict[Any, Any] = by_length(url, options.repeat)
     else:
         figures = compare(url, options.ways, options.chunks, options.repeat)
     pipe.send("end")

@@ -3,8 +3,10 @@
     python benchmarks/scheduling.py [--milliseconds N] [--questions N]
 
 The model is a script that waits, as a server would. The ideal of many documents is what no order can beat: the calls of
-the longest document one after the other, or all calls divided by the places, whichever is more. For the questions, the
-text is read from an iterator; the memory is what was allocated at the peak, less what the readings themselves take.
+the longest document one after the other, or all calls divided by the places, whichever is more. "asyncio alone" makes
+calls and does nothing else than to wait for a thread after each: as a reader does, which tokenizes in threads. For the
+questions, the text is read from an iterator; the memory is what was allocated at the peak, less what the readings
+themselves take.
 """
 
 from __future__ import annotations
@@ -70,6 +72,23 @@ def documents(seconds: float, places: int, how: str) -> dict[str, Any]:
     }
 
 
+def asyncio_alone(seconds: float, places: int) -> dict[str, Any]:
+    """Make 40 calls in each place, with nothing between them but an empty function in a thread."""
+
+    async def work() -> None:
+        for _ in range(40):
+            await asyncio.sleep(seconds)
+            await asyncio.to_thread(int)
+
+    async def all_places() -> None:
+        await asyncio.gather(*[work() for _ in range(places)])
+
+    started = time.perf_counter()
+    asyncio.run(all_places())
+    taken = time.perf_counter() - started
+    return {"how": "asyncio alone", "places": places, "of_ideal": round(40 * seconds / taken, 3)}
+
+
 def questions(number: int, chunks: int) -> dict[str, Any]:
     """Read one document for so many questions."""
     backend = Waiting(0, 4)
@@ -114,6 +133,8 @@ def main() -> None:
     for how in ("read_many", "aread_many"):
         for places in (64, 16):
             print(json.dumps(documents(seconds, places, how)), flush=True)
+    for places in (64, 16):
+        print(json.dumps(asyncio_alone(seconds, places)), flush=True)
     for chunks in (5, 20):
         print(json.dumps(questions(options.questions, chunks)), flush=True)
 

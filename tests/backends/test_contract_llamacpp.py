@@ -70,6 +70,26 @@ sent.wait()
     assert done.returncode == 0, done.stderr
 
 
+def test_an_interrupt_while_the_model_is_loaded_is_heard(tmp_path: Path) -> None:
+    file = make_gguf(make_folder(tmp_path / "model", "llama"), tmp_path / "model.gguf")
+    script = f"""
+import signal, xllamacpp
+from memagent_integrations import load_backend
+make = xllamacpp.Server
+def interrupted(params):
+    signal.setitimer(signal.ITIMER_REAL, 0.001)  # the server is made, but its loop does not run yet
+    return make(params)
+xllamacpp.Server = interrupted
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+try:
+    load_backend("llamacpp:{file}", window=256)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+
+
 def test_a_chat_template_that_refuses_the_messages_is_a_usage_error(tmp_path: Path) -> None:
     refusal = (
         "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"

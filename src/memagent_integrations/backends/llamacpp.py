@@ -7,10 +7,13 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import ProxyHandler, Request, build_opener
 
 from memagent_integrations import files
 from memagent_integrations.backends.openai import OpenAIBackend
@@ -97,7 +100,6 @@ class LlamaCppBackend(OpenAIBackend):
         )
         self.name = name or f"llamacpp:{model}"
         self._file = Path(model).name if name else None
-        self._busy(self._server)  # freeing a server before its loop runs would never end
         _OPEN.add(self)
 
     @property
@@ -183,9 +185,19 @@ def _serve(
     if adapter:
         params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(adapter, 1.0)]
     try:
-        return xllamacpp.Server(params)
-    except RuntimeError as error:
+        # Ctrl-C interrupts the main thread alone, where it could have a server freed that is not up yet
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_started, partial(xllamacpp.Server, params), key).result()
+    except (OSError, RuntimeError) as error:
         raise BackendError(f"llama.cpp cannot load {model}: {error}") from error
+
+
+def _started(make: Callable[[], Server], key: str) -> Server:
+    """Return a server whose loop runs: freeing one before that would never end."""
+    server = make()
+    slots = Request(f"{server.listening_address}/slots", headers={"Authorization": f"Bearer {key}"})
+    with build_opener(ProxyHandler({})).open(slots):  # the loop replies to this
+        return server
 
 
 def _check_gguf(path: Path) -> None:

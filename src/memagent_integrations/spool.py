@@ -43,11 +43,15 @@ class Spool:
                 chunk: Chunk = pickle.load(self._file)
             yield chunk
 
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._file.close()
+        self.close()
 
 
 @contextmanager

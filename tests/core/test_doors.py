@@ -49,6 +49,7 @@ CORE: dict[str, set[str] | None] = {
     "reader.folding": {"PassedOver", "afold", "fold", "is_about_the_section"},
     "reader.position": {"Position"},
     "reader.running": {"AsyncProgress", "Progress"},
+    "reader.sharing": {"SharedDocuments"},
     "reader.unanswered": {"Unanswered"},
     "records": None,
     "redaction": None,

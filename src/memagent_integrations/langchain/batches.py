@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
 from concurrent.futures import as_completed
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, closing, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from langchain_core.runnables.config import get_config_list, get_executor_for_co
 
 from memagent_integrations.backends.gate import Gate
 from memagent_integrations.errors import MemAgentError
-from memagent_integrations.langchain.inputs import ReaderInput
+from memagent_integrations.langchain.inputs import ReaderInput, task_of
 from memagent_integrations.langchain.settings import ReaderSettings
+from memagent_integrations.reader.sharing import SharedDocuments
 
 Pair = tuple[int, Any]
 """The number of an input, and its answer (or its error)."""
@@ -28,28 +29,32 @@ class BatchingReader(ReaderSettings):
     A backend that computes prompts together gets those of up to `batch_size` readings at a time. Of another backend, or
     a model given by name, `concurrency` readings run at a time. `max_concurrency` in the config lowers both. A
     LangChain model is called as often at a time as LangChain does it.
+
+    A document that several inputs have (the same object, or equal texts or paths) is read and cut once for all of them,
+    and may then be an iterator.
     """
 
     def batch(
         self, inputs: list[ReaderInput], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> list[AIMessage]:
         """Return the answers for many inputs, in their order."""
-        plan = self._batch(inputs, config, kwargs)
-        if plan.at_a_time == 1:
-            return super().batch(inputs, plan.configs, return_exceptions=return_exceptions, **kwargs)
-        outputs = dict(plan.completed(return_exceptions=return_exceptions))
-        return [outputs[number] for number in range(len(inputs))]
+        with closing(self._batch(inputs, config, kwargs)) as plan:
+            if plan.at_a_time == 1:
+                options: Any = {"return_exceptions": return_exceptions, **kwargs}
+                return ReaderSettings.batch(plan.reader, inputs, plan.configs, **options)
+            outputs = dict(plan.completed(return_exceptions=return_exceptions))
+            return [outputs[number] for number in range(len(inputs))]
 
     def batch_as_completed(
         self, inputs: Sequence[ReaderInput], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> Iterator[Pair]:
         """`batch`, as an iterator over pairs of number and answer, as they are completed."""
-        plan = self._batch(inputs, config, kwargs)
         options: Any = {"return_exceptions": return_exceptions}
-        if plan.at_a_time == 1:
-            yield from super().batch_as_completed(inputs, plan.configs, **options, **kwargs)
-        else:
-            yield from plan.completed(**options)
+        with closing(self._batch(inputs, config, kwargs)) as plan:
+            if plan.at_a_time == 1:
+                yield from ReaderSettings.batch_as_completed(plan.reader, inputs, plan.configs, **options, **kwargs)
+            else:
+                yield from plan.completed(**options)
 
     async def abatch(
         self, inputs: list[ReaderInput], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
@@ -76,6 +81,7 @@ class BatchingReader(ReaderSettings):
             reader = self.loaded_reader()
         except MemAgentError:  # each of the inputs raises it, in its own run
             return _Batch(self, inputs, configs, options)
+        own = self._sharing(inputs, configs, options)
         backends = [reader.backend, reader.answer_backend]
         most = [limit for config in configs[:1] if (limit := config.get("max_concurrency"))]
         size = min([max(backend.batch_size for backend in backends), *most])
@@ -83,8 +89,23 @@ class BatchingReader(ReaderSettings):
             models = [(self.model, reader.backend), (self.answer_model or self.model, reader.answer_backend)]
             bounds = [backend.concurrency for model, backend in models if not isinstance(model, Runnable)]
             bounded = RunnableConfig(max_concurrency=min([*bounds, *most])) if bounds else RunnableConfig()
-            return _Batch(self, inputs, [{**config, **bounded} for config in configs], options)
-        return _Batch(self, inputs, configs, options, size)
+            return _Batch(own, inputs, [{**config, **bounded} for config in configs], options)
+        return _Batch(own, inputs, configs, options, size)
+
+    def _sharing(
+        self, inputs: Sequence[ReaderInput], configs: Sequence[RunnableConfig], options: dict[str, Any]
+    ) -> BatchingReader:
+        """Return this reader, or if inputs have a document in common, a copy that reads it once for them."""
+        documents: list[tuple[Any, Hashable]] = []
+        for value, config in zip(inputs, configs, strict=True):
+            with suppress(MemAgentError):  # which this input raises in its own run
+                context = task_of(value, options).context
+                documents += [] if isinstance(context, Runnable) else [(context, self.variant(config))]
+        if not (shared := SharedDocuments(documents)):
+            return self
+        reader = self.model_copy()
+        reader._shared = shared
+        return reader
 
 
 @dataclass(frozen=True)
@@ -96,6 +117,11 @@ class _Batch:
     configs: list[RunnableConfig]
     options: dict[str, Any]
     at_a_time: int = 1
+
+    def close(self) -> None:
+        """Let go of the documents that inputs share; their readings have ended."""
+        if self.reader._shared:
+            self.reader._shared.close()
 
     def completed(self, *, return_exceptions: bool) -> Iterator[Pair]:
         gate, reader = self._begin()
@@ -149,6 +175,8 @@ class _Batch:
             for own in tasks:
                 own.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self.reader._shared:
+                await self.reader._shared.aclose()
 
     def _begin(self) -> tuple[Gate, BatchingReader]:
         gate = Gate(len(self.inputs), self.at_a_time)

@@ -247,27 +247,29 @@ class MemAgentReader(BatchingReader):
         """Yield the answer in pieces of text, and `Answered` last; dispatch each memory update as a custom event."""
         document = task.document(config)
         reader = self.under(config)
-        for event in reader.stream(task.question, document, whole=whole, **_beginning(reader, task, config)):
-            if isinstance(event, Reading):
-                yield _answered(reader, event)
-            elif isinstance(event, str):
-                yield event
-            elif event.phase == "memory":
-                dispatch_custom_event(STEP, step_event(event), config=config)
+        with self.lent(task.context, document, config) as lent:
+            for event in reader.stream(task.question, lent, whole=whole, **_beginning(reader, task, config)):
+                if isinstance(event, Reading):
+                    yield _answered(reader, event)
+                elif isinstance(event, str):
+                    yield event
+                elif event.phase == "memory":
+                    dispatch_custom_event(STEP, step_event(event), config=config)
 
     async def _aevents(self, task: Task, config: RunnableConfig, *, whole: bool) -> AsyncGenerator[Any]:
         """`_events`, async."""
         document = await task.adocument(config)
         reader = await asyncio.to_thread(self.under, config)
         beginning = await asyncio.to_thread(_beginning, reader, task, config)
-        async with aclosing(reader.astream(task.question, document, whole=whole, **beginning)) as events:
-            async for event in events:
-                if isinstance(event, Reading):
-                    yield _answered(reader, event)
-                elif isinstance(event, str):
-                    yield event
-                elif event.phase == "memory":
-                    await adispatch_custom_event(STEP, step_event(event), config=config)
+        with self.lent(task.context, document, config) as lent:
+            async with aclosing(reader.astream(task.question, lent, whole=whole, **beginning)) as events:
+                async for event in events:
+                    if isinstance(event, Reading):
+                        yield _answered(reader, event)
+                    elif isinstance(event, str):
+                        yield event
+                    elif event.phase == "memory":
+                        await adispatch_custom_event(STEP, step_event(event), config=config)
 
 
 def checked_reader(reader: Any) -> MemAgentReader:

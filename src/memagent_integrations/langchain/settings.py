@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -34,6 +34,7 @@ from memagent_integrations.langchain.traces import data_without_text, quiet_call
 from memagent_integrations.outputs import Output
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
+from memagent_integrations.reader.sharing import SharedDocuments
 from memagent_integrations.records import Budgets, Layout, OnLostSection, Strategy
 from memagent_integrations.redaction import cause_without, saved, secrets_in, shown, without_secrets
 from memagent_integrations.tokens import Counter
@@ -128,6 +129,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     # a field, so that `configurable_fields` passes it on
     loaded: Lazy = Field(default_factory=Lazy, exclude=True, repr=False)
     _gate: Gate | None = PrivateAttr(default=None)
+    _shared: SharedDocuments | None = PrivateAttr(default=None)
 
     def __init__(self, model: LanguageModelLike | Backend | str, **settings: Any) -> None:
         check_names(settings.keys() - {"loaded"}, self.names())
@@ -189,13 +191,26 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
         """The fields that a config can set: those of the models, and with a journal the names in it."""
-        of_models = [
-            spec
-            for model in (self.model, self.answer_model)
-            if isinstance(model, Runnable)
-            for spec in model.config_specs
-        ]
-        return get_unique_config_specs([*of_models, *([RUN, MEMORY] if self.journal is not None else [])])
+        return get_unique_config_specs([*self._model_specs, *([RUN, MEMORY] if self.journal is not None else [])])
+
+    @property
+    def _model_specs(self) -> list[ConfigurableFieldSpec]:
+        models = [model for model in (self.model, self.answer_model) if isinstance(model, Runnable)]
+        return [spec for model in models for spec in model.config_specs]
+
+    def variant(self, config: RunnableConfig) -> Hashable:
+        """Return what decides, beside these settings, how a document is cut: what the config chooses of the models."""
+        values = config.get("configurable", {})
+        return tuple(repr(values.get(spec.id)) for spec in self._model_specs)
+
+    def lent(self, context: Any, document: Any, config: RunnableConfig) -> AbstractContextManager[Any]:
+        """Return the context in which to read the document, with those of a batch that have it too.
+
+        What a retriever finds is read for its question alone.
+        """
+        if self._shared is None or isinstance(context, Runnable):
+            return nullcontext(document)
+        return self._shared.lent(document, self.variant(config))
 
     def under(self, config: RunnableConfig) -> Reader:
         """Return a `Reader` with these settings whose calls are children of the run of `config`.

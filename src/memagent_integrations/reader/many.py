@@ -20,7 +20,7 @@ from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.journal import Journal, NamedMemory
 from memagent_integrations.loop import Turns
 from memagent_integrations.reader.setup import Setup
-from memagent_integrations.reader.sharing import ChunkReader, SharedChunks
+from memagent_integrations.reader.sharing import ChunkReader, SharedChunks, stands_for
 from memagent_integrations.reader.turns import Memory, turns_of_reading
 from memagent_integrations.records import Event, Prompt, Reading, Reply, Step
 from memagent_integrations.schedule import Schedule, Task
@@ -45,7 +45,7 @@ class UniqueJobs:
                 (memory,) = rest or ("",)
                 key: Any = number
                 if journal and isinstance(question, str):
-                    key = (question, _stands_for(document), memory)
+                    key = (question, stands_for(document), memory)
                 if key not in known:
                     known[key] = len(self.jobs)
                     self.jobs.append((question, document, memory))
@@ -92,7 +92,7 @@ class Readings:
         awaiting: bool = False,
     ) -> None:
         self._setup, self._progress = setup, progress
-        documents = [_stands_for(document) for _, document, _ in jobs]
+        documents = [stands_for(document) for _, document, _ in jobs]
         backend = setup.model.backend
         side_by_side = max(backend.batch_size, backend.concurrency) > 1
         lengths = [_likely_length(document) for _, document, _ in jobs] if side_by_side else ()
@@ -208,7 +208,7 @@ class Readings:
 
     def _reader(self, document: Any, *, awaiting: bool) -> ChunkReader | None:
         """Return the chunks of a document that several jobs read, for one of them; None for one of a single job."""
-        key = _stands_for(document)
+        key = stands_for(document)
         if self._uses[key] == 1:
             return None
         if key not in self._shared:
@@ -297,11 +297,6 @@ def _closing(turns: Turns, chunks: ChunkReader) -> Turns:
     """Return the loop; when it ends, it lets go of the chunks that it has not read."""
     with closing(chunks):
         return (yield from turns)
-
-
-def _stands_for(document: Any) -> Hashable:
-    """Return what is equal for jobs of one document: a text or a path itself, the identity of anything else."""
-    return document if isinstance(document, str | Path) else id(document)
 
 
 def _likely_length(document: Any) -> float:

@@ -13,6 +13,7 @@ from memagent_integrations import policies
 from memagent_integrations.backends import Backend
 from memagent_integrations.calls import Calls, Limits
 from memagent_integrations.checks import check_int, drop_none
+from memagent_integrations.documents import is_async
 from memagent_integrations.errors import UsageError
 from memagent_integrations.journal import Journal
 from memagent_integrations.prompts import PromptSet
@@ -23,9 +24,10 @@ from memagent_integrations.reader.model import Model
 from memagent_integrations.reader.resuming import Given, arguments_of_run
 from memagent_integrations.reader.running import AsyncProgress, Progress, Running
 from memagent_integrations.reader.setup import Setup
+from memagent_integrations.reader.sharing import SharedDocument
 from memagent_integrations.reader.turns import Memory, turns_of_part, turns_of_reading
 from memagent_integrations.reader.unanswered import Unanswered
-from memagent_integrations.records import Event, Layout, OnLostSection, Reading, Strategy
+from memagent_integrations.records import Chunk, Event, Layout, OnLostSection, Reading, Strategy
 from memagent_integrations.scopes import in_thread
 
 
@@ -411,8 +413,14 @@ class Reader(BaseReader):
     ) -> Running:
         """Return a reading that is ready to run; with `awaiting` its document may be an async iterator."""
         setup = self._setup.for_reading()
-        chunks = setup.async_chunks(question, document, memory) if awaiting else None
-        source = chunks or setup.checked_chunks(question, setup.chunks(document), memory)
+        shared = document if isinstance(document, SharedDocument) else None
+        document = shared.document if shared else document
+        awaited = shared.achunks(setup.achunks) if shared and awaiting and is_async(document) else None
+        chunks = setup.async_chunks(question, document, memory, awaited) if awaiting else None
+        source: Iterable[Chunk] | None = chunks
+        if source is None:
+            own = shared.chunks(setup.chunks) if shared else setup.chunks(document)
+            source = setup.checked_chunks(question, own, memory)
         turns = turns_of_reading(setup, self.journal, question, source, document, memory, run)
         return Running(setup=setup, turns=turns, chunks=chunks)
 

@@ -1,17 +1,31 @@
-"""Chunks of one document for several loops: each is made once, and dropped when all of them have read it."""
+"""Chunks of one document for several loops: each is made once.
+
+`SharedChunks` are dropped when all loops have read them, for loops that one schedule keeps together. Those of a
+`SharedDocument` are kept on the disk, for readings that begin and end when they like.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from memagent_integrations.errors import MemAgentError
+from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.records import Chunk
-from memagent_integrations.scopes import Scope
+from memagent_integrations.scopes import Scope, in_thread
+from memagent_integrations.spool import Spool
+
+
+def stands_for(document: Any) -> Hashable:
+    """Return what is equal for readings of one document: a text or a path itself, the identity of anything else."""
+    return document if isinstance(document, str | Path) else id(document)
 
 
 @dataclass(eq=False)
@@ -137,3 +151,146 @@ class ChunkReader:
         shared, self._shared = self._shared, None
         if shared:
             shared.leave(self._number)
+
+
+class SharedDocument:
+    """A document that is read and cut once, for several readings of one setup, each of which goes its own way.
+
+    A `Reader` takes it in place of the document. It has to be closed when the readings have ended, by `aclose` if the
+    document is async.
+    """
+
+    def __init__(self, document: Any) -> None:
+        self.document = document
+        self._chunks: Iterator[Chunk] | None = None
+        self._async_chunks: AsyncGenerator[Chunk] | None = None
+        self._spool = Spool()
+        self._ended = self._closed = False
+        self._error: Exception | None = None
+        self._lock, self._fetching = threading.Lock(), asyncio.Lock()
+
+    def chunks(self, cut: Callable[[Any], Iterator[Chunk]]) -> Iterator[Chunk]:
+        """Yield the chunks, for one reading; the first reading has them made by `cut`."""
+        for number in itertools.count():
+            with self._lock:
+                if number == len(self._spool) and not self._ended:
+                    self._fetch(cut)
+            if (chunk := self._kept(number)) is None:
+                return
+            yield chunk
+
+    async def achunks(self, cut: Callable[[Any], AsyncGenerator[Chunk]]) -> AsyncGenerator[Chunk]:
+        """`chunks` of an async document."""
+        for number in itertools.count():
+            async with self._fetching:
+                if number == len(self._spool) and not self._ended:
+                    await self._afetch(cut)
+            if (chunk := await in_thread(self._kept, number)) is None:
+                return
+            yield chunk
+
+    def close(self) -> None:
+        """Remove the chunks."""
+        with self._lock:
+            self._ended = self._closed = True
+            self._error = UsageError("the readings that shared the document have ended")
+            self._chunks = None
+            self._spool.close()
+
+    async def aclose(self) -> None:
+        """`close`, and close an async document too."""
+        if self._async_chunks:
+            await self._async_chunks.aclose()
+        await in_thread(self.close)
+
+    def _fetch(self, cut: Callable[[Any], Iterator[Chunk]]) -> None:
+        try:
+            with Scope(extend=True):  # the time of one reading is not that of the others
+                self._chunks = self._chunks or cut(self.document)
+                self._keep(next(self._chunks, None))
+        except BaseException as error:
+            self._end(error)
+            if not isinstance(error, Exception):
+                raise
+
+    async def _afetch(self, cut: Callable[[Any], AsyncGenerator[Chunk]]) -> None:
+        try:
+            self._async_chunks = self._async_chunks or cut(self.document)
+            chunk = await anext(self._async_chunks, None)
+            with self._lock:
+                self._keep(chunk)
+        except BaseException as error:
+            self._end(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _keep(self, chunk: Chunk | None) -> None:
+        if chunk is None:
+            self._ended = True
+        else:
+            self._spool.fill([chunk])
+
+    def _end(self, error: BaseException) -> None:
+        """End the document with an error; what interrupts one reading must not look like the end to the others."""
+        if not self._ended:
+            interrupted = UsageError("the document was not read to its end: a reading that shared it was stopped")
+            self._ended, self._error = True, error if isinstance(error, Exception) else interrupted
+
+    def _kept(self, number: int) -> Chunk | None:
+        """Return a chunk that was fetched, None after the last one.
+
+        Raises:
+            Exception: what reading the document raised after the last chunk.
+        """
+        with self._lock:
+            if number < len(self._spool) and not self._closed:
+                return next(self._spool.between(number, number + 1))
+        if self._error:  # each reading gets one of its own, on which it leaves its steps
+            raise copy(self._error) if isinstance(self._error, MemAgentError) else self._error
+        return None
+
+
+class SharedDocuments:
+    """The documents of readings that are made side by side: those of several readings are shared by these.
+
+    Args:
+        documents: the document of each reading that is to come, and what else has to be equal where it is shared.
+    """
+
+    def __init__(self, documents: Iterable[tuple[Any, Hashable]]) -> None:
+        self._left: Counter[Hashable] = Counter((stands_for(document), variant) for document, variant in documents)
+        self._shared: dict[Hashable, SharedDocument | None] = {
+            key: None for key, number in self._left.items() if number > 1
+        }
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._shared)
+
+    @contextmanager
+    def lent(self, document: Any, variant: Hashable) -> Iterator[Any]:
+        """Yield what one of the readings is to read in place of its document: this itself, if no other has it."""
+        key = (stands_for(document), variant)
+        if key not in self._shared:
+            yield document
+            return
+        with self._lock:
+            shared = self._shared[key] = self._shared[key] or SharedDocument(document)
+        try:
+            yield shared
+        finally:
+            with self._lock:
+                self._left[key] -= 1
+                is_last = not self._left[key]
+            if is_last:
+                shared.close()
+
+    def close(self) -> None:
+        """Close what is shared, once all readings have ended."""
+        for shared in filter(None, self._shared.values()):
+            shared.close()
+
+    async def aclose(self) -> None:
+        """`close`, async."""
+        for shared in filter(None, self._shared.values()):
+            await shared.aclose()

@@ -35,6 +35,16 @@ def test_a_server_that_does_not_tell_its_time(date: str) -> None:
     assert failure.retry_after == pytest.approx(7, abs=3)
 
 
+class NotFoundError(Exception):
+    status_code = 404
+
+
+def test_an_address_without_a_path_is_told_to_lack_one() -> None:
+    assert "address, which ends in /v1 as a rule:" in str(from_exception(NotFoundError("no"), "m at http://here:8000"))
+    for name in ("m", "m at http://here:8000/v1/"):
+        assert "check the model name and the address: no" in str(from_exception(NotFoundError("no"), name))
+
+
 class APIConnectionError(Exception):
     pass
 

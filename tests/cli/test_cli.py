@@ -269,7 +269,7 @@ def failure(done: Result) -> str:
         (["-q", "why", "-", "--plan"], 2, "a plan needs a file"),
         (["-q", "why", "{file}", "--stream", "--json"], 2, "exclude one another"),
         (["-q", "why", "{file}", "--chunk-tokens", "0"], 2, "chunk_tokens has to be a whole number"),
-        (["-q", "why", "{file}", "--trace", "{folder}/none/trace.json"], 2, "cannot write"),
+        (["-q", "why", "{file}", "--trace", "{folder}/none/trace.json"], 2, "its folder does not exist"),
         (["-q", "why", "{file}", "--prompts", "{file}"], 2, "cannot take prompts from"),
         (["-q", "why", "{file}", "--layout", "upside-down"], 2, "--layout"),
         (["-q", "why", "{file}", "--model", "nothing"], 2, "OpenAIBackend does not take|unknown model 'nothing'"),

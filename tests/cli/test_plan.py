@@ -41,6 +41,14 @@ def test_the_price(server: Loopback, document: Path) -> None:
     assert f"price: {plan['price']}" in run("plan", document, "-q", QUESTION, *at(server), *CHUNKED, *prices).stdout
 
 
+def test_a_plan_needs_no_key(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    models = ("--model", "openai:gpt-5-mini", "--answer-model", "openai:gpt-5", "--tokenizer", "approximate")
+    done = run("plan", document, "-q", QUESTION, *models, *CHUNKED)
+    assert (done.exit_code, "document tokens: " in done.stdout) == (0, True), done.stderr
+
+
 def test_the_published_ratios_in_a_pipe() -> None:
     done = run("plan", "--flops")
     assert done.exit_code == 0

@@ -49,19 +49,29 @@ def read(server: Loopback, document: Path, *options: object) -> Result:
     return run("read", "-q", QUESTION, document, *at(server), *CHUNKED, *options)
 
 
-@pytest.mark.parametrize("options", [(), ("--run", "north gate; date")])
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [((), False), (("--run", "north gate; date"), False), (("--run", "north gate; date"), True)],
+)
 def test_an_interruption_says_how_to_go_on(
-    server: Loopback, document: Path, tmp_path: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    server: Loopback,
+    document: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    recorded: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a command that a shell takes as it is meant, in whatever folder."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memagent_integrations.cli.read._read", interrupted)
     journal = tmp_path / "my journal.db"
+    if recorded:
+        assert read(server, document, "--journal", journal, *options).exit_code == 0
+    monkeypatch.setattr("memagent_integrations.cli.read._read", interrupted)
     done = run("read", "-q", QUESTION, document, *at(server), "--journal", journal, *options, "--quiet")
-    how = f"memagent runs resume 'north gate; date' --journal '{journal}'" if options else "the same command"
+    how = f"memagent runs resume 'north gate; date' --journal '{journal}'" if recorded else "the same command"
     assert (done.exit_code, done.stderr) == (130, f"memagent: interrupted; {how} goes on from here\n")
 
 

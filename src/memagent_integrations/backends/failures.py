@@ -176,7 +176,7 @@ def _from_status(status: int, name: str, message: str, retry_after: float | None
     if status in (401, 403):
         return BackendError(f"the server of {name} refused the API key ({status}); check it: {message}", status=status)
     if status == 404:
-        advice = "check the model name and the address"
+        advice = "check the model name and the address" + (", which ends in /v1 as a rule" * _is_bare(name))
         return BackendError(f"the server does not know {name} ({status}); {advice}: {message}", status=status)
     retryable = status in (408, 409, 425, 429) or status >= 500
     return BackendError(
@@ -185,6 +185,11 @@ def _from_status(status: int, name: str, message: str, retry_after: float | None
         retry_after=retry_after if retryable else None,
         status=status,
     )
+
+
+def _is_bare(name: str) -> bool:
+    """Return whether a model's name ends with an address that has no path."""
+    return bool(re.search(r" at https?://[^/]+/?$", name))
 
 
 def way_out(message: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,7 +85,7 @@ def plan(
     with Reader(
         model,
         answer_model=answer_model,
-        answer_options=drop_none(base_url=answer_base_url),
+        answer_options=drop_none(base_url=answer_base_url) | _key_for(answer_model),
         prompts=PromptSet.from_reference(prompts) if prompts else None,
         layout=layout,
         lookup=lookup,
@@ -92,12 +93,19 @@ def plan(
         segments=segments,
         backend_options=drop_none(
             model=options.base_of(model, base_model), window=window, base_url=base_url, tokenizer=tokenizer
-        ),
+        )
+        | _key_for(base_model or model),
         **budgets,
     ) as reader:
         planned = reader.plan(question, inputs.document(files))
         own = costs(size, reader.budgets, sorted({*LENGTHS, planned.document_tokens})) if flops else []
     show_plan(planned, prices=prices, flops=own, as_json=as_json)
+
+
+def _key_for(model: str | None) -> dict[str, str]:
+    """Return what stands for a key that is not set: a plan calls no model, and OpenAI's tokens are counted here."""
+    needed = model is not None and model.startswith("openai:") and not os.environ.get("OPENAI_API_KEY")
+    return {"api_key": "none"} if needed else {}
 
 
 def show_plan(

@@ -271,7 +271,8 @@ def _check(files: Sequence[str], output: Output, *, plan: bool, journal_file: Pa
         raise UsageError("--stream and --json exclude one another")
     inputs.check(files, twice=plan)
     if trace and (trace.is_dir() or not os.access(trace.parent, os.W_OK)):
-        raise UsageError(f"cannot write {trace}")
+        problem = "it is a directory" if trace.is_dir() else "its folder does not exist or may not be written to"
+        raise UsageError(f"cannot write {trace}: {problem}")
     if trace and journal_file and (trace == journal_file or is_part_of(trace, journal_file)):
         raise UsageError(f"the trace would overwrite the journal: {trace}")
     if trace and trace.exists() and any(os.path.samestat(trace.stat(), _stat(file)) for file in files):
@@ -295,7 +296,7 @@ def _answer_all(
     with _loading(names, quiet=output.quiet) as loading, make_reader() as reader:
         memory = start.arguments(reader)["memory"]
         loading.stop()
-        with _going_on(reader, "the same command"):
+        with _going_on(reader, None):
             readings = asking.ask(reader, questions, files, memory=memory, quiet=output.quiet)
     asking.write_answers(readings, files, as_json=output.as_json, citations=output.citations)
 
@@ -312,10 +313,7 @@ def _answer(
     models.fetch_needed(names, quiet=output.quiet)
     display = partial(WatchedReading, question=question) if output.watch else ReadingProgress
     with _loading(names, display, quiet=output.quiet) as progress, make_reader() as reader:
-        how = "the same command"
-        if start.run and reader.journal:
-            how = f"memagent runs resume {quote(start.run)} --journal {quote(str(reader.journal.path))}"
-        with _going_on(reader, how):
+        with _going_on(reader, start.run):
             reading = _read(reader, question, files, start, progress, output)
         progress.done(reading)
     for warning in reading.warnings:
@@ -338,14 +336,17 @@ def _loading(
 
 
 @contextmanager
-def _going_on(reader: Reader, how: str) -> Iterator[None]:
-    """Have an interruption of the block say how to go on, if the journal has the steps."""
+def _going_on(reader: Reader, run: str | None) -> Iterator[None]:
+    """Have an interruption of the block say how to go on, if there is a journal; the run may not be in it yet."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        if reader.journal:
-            raise type(stop)(f"{str(stop) or 'interrupted'}; {how} goes on from here") from None
-        raise
+        if not reader.journal:
+            raise
+        how = "the same command"
+        if run and any(each.name == run for each in reader.journal.runs()):
+            how = f"memagent runs resume {quote(run)} --journal {quote(str(reader.journal.path))}"
+        raise type(stop)(f"{str(stop) or 'interrupted'}; {how} goes on from here") from None
 
 
 def _read(

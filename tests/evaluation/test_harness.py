@@ -390,6 +390,8 @@ def test_a_reader_has_a_total_over_all_its_tasks() -> None:
     assert first.cost_per_right == pytest.approx(4 * 400 / 3.5 / 1e6)
     assert (second.reader, second.right, second.tokens_per_right) == ("b", 0, None)
     assert re.search(r"\| all +\| +\| a +\| 87.5 +\| 3.5 of 4 +\| 457 ", report.per_answer([first]))
+    cheap, _ = report.totals([*short, *long], prices=Prices(prompt=0.01, completion=0.01))
+    assert report.cells_per_answer([cheap])[0]["cost"] == "0.00000457", "money has no exponents"
 
 
 def test_what_is_not_known_has_no_price() -> None:

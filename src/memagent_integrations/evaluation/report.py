@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from decimal import Decimal
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -191,7 +192,7 @@ def cells_per_answer(table: Sequence[Row]) -> list[dict[str, str]]:
             "right": f"{row.right:g} of {row.n}",
             "tokens": _number(row.tokens_per_right),
             "seconds": _number(row.seconds_per_right, 1),
-            "cost": "" if row.cost_per_right is None else f"{row.cost_per_right:.3g}",
+            "cost": "" if row.cost_per_right is None else f"{Decimal(f'{row.cost_per_right:.3g}'):f}",
         }
         for row in measured
     ]

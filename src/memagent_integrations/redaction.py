@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from html import escape
 from typing import Any
@@ -49,6 +49,16 @@ def secrets_in(settings: Any, *, secret: bool = False) -> list[str]:
     if not isinstance(settings, str) or not settings:
         return []
     return [settings] if secret else secrets_of_address(settings)
+
+
+class Secrets(Iterable[str]):
+    """The keys and passwords that `find` returns: looked for only when an error has to be shown without them."""
+
+    def __init__(self, find: Callable[[], Iterable[str]]) -> None:
+        self._find = find
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._find())
 
 
 def secrets_of_address(address: str) -> list[str]:

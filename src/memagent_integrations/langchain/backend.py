@@ -29,7 +29,7 @@ from memagent_integrations.langchain.muted import muted, within
 from memagent_integrations.langchain.rendering import model_input
 from memagent_integrations.langchain.replies import MessageReply
 from memagent_integrations.records import Prompt, Reply
-from memagent_integrations.redaction import secrets_in
+from memagent_integrations.redaction import Secrets, secrets_in
 from memagent_integrations.tokens import Counter, counter_of, load_counter
 
 
@@ -118,7 +118,7 @@ class ChatModelBackend(Backend):
         """Return the model's reply."""
         builder, config = MessageReply(prompt.schema), self._run(prompt)
         model, value = self._call(prompt)
-        with builder.call(self.name, secrets=self._secrets()), within(config):
+        with builder.call(self.name, secrets=self._secrets), within(config):
             builder.add(model.invoke(value, config))
         return builder.reply()
 
@@ -126,7 +126,7 @@ class ChatModelBackend(Backend):
         """`complete`, async."""
         builder, config = MessageReply(prompt.schema), self._run(prompt)
         model, value = await asyncio.to_thread(self._call, prompt)
-        with builder.call(self.name, secrets=self._secrets()), within(config):
+        with builder.call(self.name, secrets=self._secrets), within(config):
             builder.add(await model.ainvoke(value, config))
         return builder.reply()
 
@@ -136,7 +136,7 @@ class ChatModelBackend(Backend):
             yield from super().stream(prompt)
             return
         builder, (model, value) = MessageReply(), self._call(prompt, stream=True)
-        with builder.call(self.name, secrets=self._secrets()):
+        with builder.call(self.name, secrets=self._secrets):
             for part in model.stream(value, self._run(prompt)):
                 if text := builder.add(part):
                     yield text
@@ -150,7 +150,7 @@ class ChatModelBackend(Backend):
             yield reply
             return
         builder, (model, value) = MessageReply(), await asyncio.to_thread(self._call, prompt, stream=True)
-        with builder.call(self.name, secrets=self._secrets()):
+        with builder.call(self.name, secrets=self._secrets):
             stream = model.astream(value, self._run(prompt))
             async with aclosing(cast("AsyncGenerator[Any]", stream)) as parts:
                 async for part in parts:
@@ -158,8 +158,9 @@ class ChatModelBackend(Backend):
                         yield text
         yield builder.reply()
 
-    def _secrets(self) -> list[str]:
-        return secrets_in([vars(model) for model in self._models])
+    @property
+    def _secrets(self) -> Secrets:
+        return Secrets(lambda: secrets_in([vars(model) for model in self._models]))
 
     def _call(self, prompt: Prompt, *, stream: bool = False) -> tuple[Runnable[LanguageModelInput, Any], Any]:
         """Return the model, with what this prompt needs bound to each of its parts, and its input."""

@@ -30,6 +30,7 @@ from memagent_integrations.llama_index.limits import limited, streams_usage, win
 from memagent_integrations.llama_index.rendering import chat_messages, completion_prompt, template_text
 from memagent_integrations.llama_index.replies import LLMReply, aclosable, closable
 from memagent_integrations.records import Prompt, Reply
+from memagent_integrations.redaction import Secrets
 from memagent_integrations.tokens import Counter, estimated, load_counter
 
 _log = logging.getLogger(__name__)
@@ -198,7 +199,7 @@ class LLMBackend(Backend):
         """Return what the LLM says of its model, for which some classes ask their server."""
         name = f"llama-index:{llm.class_name()}"
         try:
-            with translated(name, secrets=secrets_of(llm)):
+            with translated(name, secrets=Secrets(partial(secrets_of, llm))):
                 return llm.metadata
         except ValueError as error:  # LlamaIndex's OpenAI class raises it for an unknown model
             raise UsageError(
@@ -231,7 +232,7 @@ class LLMBackend(Backend):
             llm=target,
             given=given.llm if isinstance(given, StructuredLLM) else given,
             name=self.name,
-            secrets=secrets_of(llm),
+            secrets=Secrets(partial(secrets_of, llm)),
             options=options,
             output=output,
         )
@@ -254,7 +255,7 @@ class _Call:
     llm: LLM
     given: LLM
     name: str
-    secrets: list[str]
+    secrets: Secrets
     options: dict[str, Any]
     output: type[BaseModel] | None
     messages: list[ChatMessage] = field(default_factory=list)

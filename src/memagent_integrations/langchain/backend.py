@@ -160,7 +160,7 @@ class ChatModelBackend(Backend):
 
     @property
     def _secrets(self) -> Secrets:
-        return Secrets(lambda: secrets_in([vars(model) for model in self._models]))
+        return Secrets(lambda: secrets_in([_settings(model) for model in self._models]))
 
     def _call(self, prompt: Prompt, *, stream: bool = False) -> tuple[Runnable[LanguageModelInput, Any], Any]:
         """Return the model, with what this prompt needs bound to each of its parts, and its input."""
@@ -254,6 +254,11 @@ class ChatModelBackend(Backend):
             secret = key.get_secret_value() if isinstance(key, SecretStr) else None
             self._endpoints[name, address] = load_backend(f"openai:{name}", base_url=address, api_key=secret)
         return self._endpoints[name, address]
+
+
+def _settings(model: Any) -> dict[str, Any]:
+    """Return the settings of a model, without the form that LangChain keeps for its traces: there secrets are names."""
+    return {name: value for name, value in vars(model).items() if name != "_serialized"}
 
 
 def _omits_stream_usage(model: Any) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memagent_integrations.checks import check_int, check_names
 from memagent_integrations.errors import MissingExtra, UsageError
@@ -19,12 +19,9 @@ from memagent_integrations.sanitize import encodable
 
 try:
     import pyarrow
-    from ray.data import ActorPoolStrategy
+    from ray.data import ActorPoolStrategy, Dataset
 except ImportError as error:
     raise MissingExtra.extra("ray", "ray") from error
-
-if TYPE_CHECKING:
-    from ray.data import Dataset
 
 __all__ = ["read_dataset"]
 
@@ -90,6 +87,8 @@ def read_dataset(
     Raises:
         UsageError: a setting is wrong, or the dataset is known to lack a column or to have one of the new ones.
     """
+    if not isinstance(dataset, Dataset):
+        raise UsageError(f"the rows have to be a dataset, not {type(dataset).__name__}: ray.data.from_items makes one")
     if not isinstance(model, str):
         raise UsageError(
             "the model has to be a name, such as openai:NAME or vllm:NAME: each worker loads a model of its own"

@@ -61,3 +61,14 @@ def test_what_a_journal_holds_is_told_too(read: list[object], tmp_path: Path) ->
     assert "\nwarning: sections lost: 1 of" in run("runs", "show", "r", "--journal", journal).stdout
     assert run("trace", "r", "--journal", journal, "-o", tmp_path / "r.html").exit_code == 0
     assert "sections lost: 1 of" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("always:the tokens of")
+def test_a_warning_is_a_line_without_its_code(document: Path) -> None:
+    done = run("plan", "-q", QUESTION, document, "--model", "openai:nobodys-model", "--window", 8192)
+    told = [line for line in done.stderr.splitlines() if "estimated" in line]
+    assert done.exit_code == 0
+    assert len(told) == 1
+    assert told[0].startswith("warning: the tokens of")
+    assert "tokens.py" not in done.stderr
+    assert "warnings.warn" not in done.stderr

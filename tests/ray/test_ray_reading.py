@@ -98,9 +98,10 @@ def test_a_row_that_fails_is_a_row(tmp_path: Path) -> None:
         ({"prefix": "x_", "journal": "runs.db"}, "journal_dir in place of journal"),
         ({"prefix": "x_", "chunk_size": 5}, "did you mean chunk_tokens"),
         ({"prefix": "x_", "model": Gates()}, "the model has to be a name"),
+        ({"dataset": [{"question": "Who?", "document": "The text."}]}, "ray.data.from_items makes one"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_is_read(arguments: dict[str, Any], problem: str) -> None:
     dataset = ray.from_items([{"question": "Who?", "document": "The text.", "answer": "She."}])
     with pytest.raises(UsageError, match=problem):
-        read_dataset(dataset, **{"model": "openai:tiny"} | arguments)
+        read_dataset(**{"dataset": dataset, "model": "openai:tiny"} | arguments)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn, cast
@@ -49,8 +50,16 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
-        with sigterm_raises(), safe_stderr(), _reported():
+        with sigterm_raises(), safe_stderr(), _told_warnings(), _reported():
             return super().invoke(ctx)
+
+
+@contextmanager
+def _told_warnings() -> Iterator[None]:
+    """Have a warning be a line on standard error, without the line of code that it comes from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *where: tell(f"warning: {message}")
+        yield
 
 
 @contextmanager

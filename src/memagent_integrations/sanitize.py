@@ -40,11 +40,11 @@ _SUSPECT = re.compile(
 """What may begin one of them; for most texts that is all there is to look for."""
 IGNORABLE = (
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
-    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 """The characters that nobody sees, for a class of a regular expression: Default_Ignorable_Code_Point of Unicode."""
-_VISIBLE = re.compile(f"[^\\s\\x00-\\x1f\\x7f-\\x9f\u2800{IGNORABLE}]")
-_ODD = "\\x00-\\x08\\x0e-\\x1b\\x7f-\\x84\\x86-\\x9f\u2800\ufffc\ufffd\u0300-\u036f\u20d0-\u20ff"
+_VISIBLE = re.compile(f"[^\\s\\x00-\\x1f\\x7f-\\x9f\u2800\ufff9-\ufffb{IGNORABLE}]")
+_ODD = "\\x00-\\x08\\x0e-\\x1b\\x7f-\\x84\\x86-\\x9f\u2800\ufff9-\ufffd\u0300-\u036f\u20d0-\u20ff"
 _ODDITY = re.compile(f"[{_ODD}]")
 """What a reader passes over within a word, or takes for its end: the marks over and through letters among it."""
 _UNSEEN = re.compile(f"[{IGNORABLE}]+")

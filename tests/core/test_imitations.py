@@ -202,7 +202,7 @@ def test_tags_of_any_alphabet_cannot_be_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    "end", ["\0", "\x01", "\x7f", "\ufffc", "\ufffd", "\u2800", "\u0301", "\u20dd", "\u00ad\ufffd"]
+    "end", ["\0", "\x01", "\x7f", "\ufff9", "\ufffc", "\ufffd", "\u2800", "\u0301", "\u20dd", "\u00ad\ufffd"]
 )
 @pytest.mark.parametrize("after", ["0", "s", ">", ""])
 def test_a_tag_ends_at_what_may_be_its_end(end: str, after: str) -> None:

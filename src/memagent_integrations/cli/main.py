@@ -27,7 +27,7 @@ from memagent_integrations.cli.models import models_app
 from memagent_integrations.cli.plan import plan
 from memagent_integrations.cli.read import read, resume
 from memagent_integrations.cli.runs import runs_app
-from memagent_integrations.cli.streams import Terminated, abandon, safe_stderr, show, sigterm_raises, tell
+from memagent_integrations.cli.streams import Terminated, abandon, one_line, safe_stderr, show, sigterm_raises, tell
 from memagent_integrations.cli.train import train_app
 from memagent_integrations.cli.view import make_page, serve_journal
 from memagent_integrations.errors import BackendError, ContextOverflow, MemAgentError, RunPaused, UsageError
@@ -57,9 +57,12 @@ class Commands(TyperGroup):
 @contextmanager
 def _told_warnings() -> Iterator[None]:
     """Have a warning be a line on standard error, without the line of code that it comes from."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *where: tell(f"warning: {message}")
+    usual = warnings.formatwarning
+    warnings.formatwarning = lambda message, *where: f"warning: {one_line(str(message))}\n"
+    try:
         yield
+    finally:
+        warnings.formatwarning = usual
 
 
 @contextmanager

@@ -26,6 +26,8 @@ HEAVY = {
     "xllamacpp": "imports llama.cpp",
 }
 """What no test does that is not marked `heavy`: events of `sys.audit`, and modules."""
+LONGEST = ("test_resume.py", "test_learns.py", "test_crash.py", "test_sft.py", "test_shipped.py")
+"""Files of few tests that take more than a minute."""
 
 
 # In the gate the same few examples each time: a failure is that of the change. `long` is scripts/fuzz: new ones with
@@ -53,6 +55,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     light = config.getoption("--only-light") and collection_path.suffix == ".py"
     heavy = re.compile(r"^pytestmark = .*\bpytest\.mark\.heavy\b", re.MULTILINE)
     return True if light and heavy.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files: else one worker would still be at them when the others have ended."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -247,8 +247,7 @@ class Calls:
         try:
             return await attempt()
         except BackendError as error:
-            failed: Callable[[], Awaitable[_T]] = partial(_araise, error)
-            attempts = chain((failed,), repeat(attempt))
+            attempts: Iterator[Callable[[], Awaitable[_T]]] = chain((partial(_raise, error),), repeat(attempt))
 
             async def again() -> _T:
                 return await next(attempts)()
@@ -378,10 +377,6 @@ class Calls:
 
 
 def _raise(error: BackendError) -> NoReturn:
-    raise error
-
-
-async def _araise(error: BackendError) -> NoReturn:
     raise error
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.command_line import CHUNKED, CHUNKS, DOCUMENT, QUESTION, at, process, prompts, reply, run
+from helpers.command_line import CHUNKED, CHUNKS, DOCUMENT, QUESTION, SlowAtSecond, at, process, prompts, reply, run
 from helpers.loopback import Line, Loopback, Response, chat
 from helpers.readings import make_step
 from helpers.terminal import written_to
@@ -408,20 +408,13 @@ def test_stopped(
     document: Path, tmp_path: Path, stream: tuple[str, ...], number: signal.Signals, code: int, message: str
 ) -> None:
     """A signal while the model is at its second chunk; the model answers again only when all is over."""
-    trace, second, over = tmp_path / "trace.json", threading.Event(), threading.Event()
-
-    def slow(prompt: str) -> str:
-        if "Nothing of the gate yet." in prompt:
-            second.set()
-            over.wait(60)
-        return reply(prompt)
-
+    trace, slow = tmp_path / "trace.json", SlowAtSecond()
     with Loopback(chat(slow)) as server:
         running = process("read", "-q", QUESTION, document, *at(server), *CHUNKED, "--trace", trace, *stream)
-        assert second.wait(60)
+        assert slow.reached.wait(60)
         running.send_signal(number)
         out, err = running.communicate(timeout=60)
-        over.set()
+        slow.over.set()
     assert (running.returncode, out) == (code, b"")
     assert err.decode().splitlines()[-1] == f"memagent: {message}"
     assert b"Traceback" not in err

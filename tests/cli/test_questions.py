@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.command_line import CHUNKED, CHUNKS, DOCUMENT, QUESTION, at, process, prompts, reply, run
+from helpers.command_line import CHUNKED, CHUNKS, DOCUMENT, QUESTION, SlowAtSecond, at, process, prompts, reply, run
 from helpers.loopback import Loopback, chat
 from helpers.terminal import written_to
 
@@ -210,21 +210,14 @@ def test_a_question_sends_no_commands_to_a_terminal(server: Loopback, document: 
 
 
 def test_stopped_it_says_how_to_go_on(document: Path, tmp_path: Path) -> None:
-    second, over = threading.Event(), threading.Event()
-
-    def slow(prompt: str) -> str:
-        if "Nothing of the gate yet." in prompt:
-            second.set()
-            over.wait(60)
-        return answers(prompt)
-
+    slow = SlowAtSecond(answers)
     with Loopback(chat(slow)) as server:
         arguments = ("read", *BOTH, document, *at(server), *CHUNKED, "--journal", tmp_path / "runs.db")
         running = process(*arguments)
-        assert second.wait(60)
+        assert slow.reached.wait(60)
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=60)
-        over.set()
+        slow.over.set()
         assert (running.returncode, out) == (130, b"")
         assert err.decode().splitlines()[-1] == "memagent: interrupted; the same command goes on from here"
         calls = len(prompts(server))

@@ -12,13 +12,12 @@ import sqlite3
 import subprocess
 import sys
 import termios
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from helpers.command_line import CHUNKED, PROGRAM, QUESTION, at, reply, run
+from helpers.command_line import CHUNKED, PROGRAM, QUESTION, SlowAtSecond, at, run
 from helpers.loopback import Loopback, Response, chat
 from helpers.terminal import ORDERS, assert_harmless, written_to
 
@@ -155,14 +154,7 @@ def test_a_pipe_gets_lines_of_a_table_and_data_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_ctrl_c_on_a_terminal(document: Path, tmp_path: Path) -> None:
     """While the memory is watched and the model is at its second chunk."""
-    second, over = threading.Event(), threading.Event()
-
-    def slow(prompt: str) -> str:
-        if "Nothing of the gate yet." in prompt:
-            second.set()
-            over.wait(60)
-        return reply(prompt)
-
+    slow = SlowAtSecond()
     terminal, end = pty.openpty()
 
     def prepare() -> None:
@@ -183,10 +175,10 @@ def test_ctrl_c_on_a_terminal(document: Path, tmp_path: Path) -> None:
         )
         os.close(end)
         output = pool.submit(written_to, terminal)
-        assert second.wait(60)
+        assert slow.reached.wait(60)
         os.write(terminal, b"\x03")
         code = running.wait(60)
-        over.set()
+        slow.over.set()
     before, _, after = output.result().decode().rpartition("\x1b[?1049l")
     assert "\x1b[?1049h" in before
     assert "\x1b[?7h" in after, "lines are wrapped again"

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from typer.testing import CliRunner, Result
@@ -25,6 +27,19 @@ def reply(prompt: str) -> str:
     if "<section>" in prompt:
         return "The code is 7319." if "7319" in prompt else "Nothing of the gate yet."
     return "It is 7319." if "7319" in prompt else "The memory does not say."
+
+
+class SlowAtSecond:
+    """A model that tells when it is at the second chunk, and goes on only when all is over."""
+
+    def __init__(self, reply: Callable[[str], str] = reply) -> None:
+        self._reply, self.reached, self.over = reply, threading.Event(), threading.Event()
+
+    def __call__(self, prompt: str) -> str:
+        if "Nothing of the gate yet." in prompt:
+            self.reached.set()
+            self.over.wait(60)
+        return self._reply(prompt)
 
 
 def at(server: Loopback) -> list[str]:

@@ -1,10 +1,11 @@
-"""The ways to read a document with a reader, and to wait for what happens in other threads."""
+"""The ways to read a document with a reader, to call a runnable with many inputs, and to wait for other threads."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from memagent_integrations import Reader, Reading
 
@@ -32,6 +33,19 @@ def read(reader: Reader, how: str, question: str, document: str) -> Reading:
         return last
 
     return asyncio.run(read_async())
+
+
+async def batch(subject: Any, how: str, inputs: list[Any], config: Any = None, **options: Any) -> list[Any]:
+    """Return the outputs of a runnable for many inputs, in their order."""
+    if how == "batch":
+        return list(subject.batch(inputs, config, **options))
+    if how == "abatch":
+        return list(await subject.abatch(inputs, config, **options))
+    if how == "batch_as_completed":
+        pairs = list(subject.batch_as_completed(inputs, config, **options))
+    else:
+        pairs = [pair async for pair in subject.abatch_as_completed(inputs, config, **options)]
+    return [output for _, output in sorted(pairs, key=lambda pair: pair[0])]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.scripted_chat import ANSWER, Model, count
+from helpers.ways import batch
 from langchain_core.callbacks import get_usage_metadata_callback
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import ConfigurableField, RunnablePassthrough
@@ -49,19 +50,6 @@ class Together(ScriptedBackend):
     def complete_batch(self, prompts: Sequence[Prompt]) -> list[Reply | MemAgentError]:
         self.batches.append(len(prompts))
         return super().complete_batch(prompts)
-
-
-async def batch(subject: Any, how: str, inputs: list[Any], config: Any = None, **options: Any) -> list[Any]:
-    if how == "batch":
-        return list(subject.batch(inputs, config, **options))
-    if how == "abatch":
-        return list(await subject.abatch(inputs, config, **options))
-    if how == "batch_as_completed":
-        return [
-            output for _, output in sorted(subject.batch_as_completed(inputs, config, **options), key=lambda p: p[0])
-        ]
-    pairs = [pair async for pair in subject.abatch_as_completed(inputs, config, **options)]
-    return [output for _, output in sorted(pairs, key=lambda pair: pair[0])]
 
 
 every_batch = pytest.mark.parametrize("how", ["batch", "abatch", "batch_as_completed", "abatch_as_completed"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.scripted_chat import Model, count
+from helpers.ways import batch
 from langchain_core.documents import Document
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
@@ -88,18 +89,6 @@ def readers() -> list[MemAgentReader]:
 
 def inputs(document: Any, number: int = 5) -> list[Any]:
     return [{"question": question, "context": document} for question in QUESTIONS[:number]]
-
-
-async def batch(subject: Any, how: str, inputs: list[Any], config: Any = None, **options: Any) -> list[Any]:
-    if how == "batch":
-        return list(subject.batch(inputs, config, **options))
-    if how == "abatch":
-        return list(await subject.abatch(inputs, config, **options))
-    if how == "batch_as_completed":
-        pairs = list(subject.batch_as_completed(inputs, config, **options))
-    else:
-        pairs = [pair async for pair in subject.abatch_as_completed(inputs, config, **options)]
-    return [output for _, output in sorted(pairs, key=lambda pair: pair[0])]
 
 
 def texts(answers: list[Any]) -> list[str]:

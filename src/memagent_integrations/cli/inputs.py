@@ -27,6 +27,11 @@ def check(files: Sequence[str], *, twice: bool) -> None:
         raise UsageError("standard input is closed")
 
 
+def rereadable(files: Sequence[str]) -> bool:
+    """Return whether the files can be read more than once: a pipe cannot."""
+    return all(file != STDIN and Path(file).is_file() for file in files)
+
+
 def document(files: Sequence[str]) -> Any:
     """Return the files as a document; several files are several documents."""
     parts = [stdin_text() if file == STDIN else Path(file) for file in files]

@@ -109,10 +109,15 @@ def _key_for(model: str | None) -> dict[str, str]:
 
 
 def show_plan(
-    plan: Plan, *, prices: Mapping[str, float] | None = None, flops: Sequence[Cost] = (), as_json: bool
+    plan: Plan,
+    *,
+    questions: int | None = None,
+    prices: Mapping[str, float] | None = None,
+    flops: Sequence[Cost] = (),
+    as_json: bool,
 ) -> None:
     """Write a plan to standard output: with prices its price, and with `flops` the table of costs by length."""
-    numbers: dict[str, Any] = dataclasses.asdict(plan)
+    numbers: dict[str, Any] = drop_none(questions=questions) | dataclasses.asdict(plan)
     if prices:
         numbers["price"] = plan.price(**prices)
     if as_json:

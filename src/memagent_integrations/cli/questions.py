@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import replace
 
 from memagent_integrations.checks import check_question
 from memagent_integrations.cli import inputs
 from memagent_integrations.cli.cited import cited
+from memagent_integrations.cli.plan import show_plan
 from memagent_integrations.cli.progress import cost_of, counted
-from memagent_integrations.cli.streams import STDIN, one_line, show, tell, write
+from memagent_integrations.cli.streams import one_line, show, tell, write
 from memagent_integrations.errors import MemAgentError, UsageError
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Reading, Step
@@ -40,7 +39,7 @@ def check(questions: Sequence[str], **options: object) -> None:
 def ask(reader: Reader, questions: Sequence[str], files: Sequence[str], *, memory: str, quiet: bool) -> list[Reading]:
     """Read the files once for all questions, and show the progress."""
     began, total = time.monotonic(), None
-    if not quiet and all(file != STDIN and Path(file).is_file() for file in files):
+    if not quiet and inputs.rereadable(files):
         with suppress(MemAgentError):  # the readings say what is wrong
             total = sum(plan.calls for plan in reader.plans(questions, inputs.document(files)))
     with counted("reading", total, quiet=quiet) as notify:
@@ -69,7 +68,9 @@ def write_answers(readings: Sequence[Reading], files: Sequence[str], *, as_json:
         if as_json:
             write(reading.to_json())
             continue
-        show(f"{chr(10) if number else ''}==> {one_line(reading.question)} <==")
+        if number:
+            show("")
+        show(f"==> {one_line(reading.question)} <==")
         write(reading.answer or "")
         if citations and (places := list(cited(reading, files))):
             show("\n".join(["", *places]))
@@ -84,8 +85,10 @@ def write_answers(readings: Sequence[Reading], files: Sequence[str], *, as_json:
 def show_plans(reader: Reader, questions: Sequence[str], files: Sequence[str], *, as_json: bool) -> None:
     """Write what the readings would take together: the document is read once, the calls are those of all questions."""
     plans = reader.plans(questions, inputs.document(files))
-    added = ("calls", "prompt_tokens", "completion_tokens")
-    numbers = asdict(plans[0]) | {name: sum(getattr(plan, name) for plan in plans) for name in added}
-    numbers = {"questions": len(questions)} | numbers
-    text = "\n".join(f"{name.replace('_', ' ')}: {number}" for name, number in numbers.items())
-    show(json.dumps(numbers) if as_json else text)
+    together = replace(
+        plans[0],
+        calls=sum(plan.calls for plan in plans),
+        prompt_tokens=sum(plan.prompt_tokens for plan in plans),
+        completion_tokens=sum(plan.completion_tokens for plan in plans),
+    )
+    show_plan(together, questions=len(plans) if len(plans) > 1 else None, as_json=as_json)

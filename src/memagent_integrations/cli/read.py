@@ -18,7 +18,6 @@ from memagent_integrations.checks import drop_none
 from memagent_integrations.cli import inputs, models, options
 from memagent_integrations.cli import questions as asking
 from memagent_integrations.cli.cited import cited
-from memagent_integrations.cli.plan import show_plan
 from memagent_integrations.cli.progress import ReadingProgress
 from memagent_integrations.cli.runs import is_part_of, open_journal
 from memagent_integrations.cli.streams import STDIN, console, show, tell, text_given, write
@@ -196,10 +195,7 @@ def read(
     if plan:
         models.fetch_needed((base_model or model, answer_model), quiet=quiet)
         with make_reader() as reader:
-            if len(questions) > 1:
-                asking.show_plans(reader, questions, files, as_json=as_json)
-            else:
-                show_plan(reader.plan(questions[0], inputs.document(files)), as_json=as_json)
+            asking.show_plans(reader, questions, files, as_json=as_json)
     else:
         names = (base_model or model, answer_model)
         make_recorded = partial(make_reader, journal=journal)
@@ -360,8 +356,8 @@ def _read(
         progress.step(step)
 
     arguments = start.arguments(reader)
-    rereadable = all(file != STDIN and Path(file).is_file() for file in files)  # a pipe can be read only once
-    progress.begin(reader.plan(question, inputs.document(files)) if rereadable and not progress.quiet else None)
+    planned = not progress.quiet and inputs.rereadable(files)
+    progress.begin(reader.plan(question, inputs.document(files)) if planned else None)
     try:
         if output.stream:
             return _stream(reader.stream(question, inputs.document(files), **arguments), progress, on_step)

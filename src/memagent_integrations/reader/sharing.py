@@ -204,25 +204,16 @@ class SharedDocument:
         await in_thread(self.close)
 
     def _fetch(self, cut: Callable[[Any], Iterator[Chunk]]) -> None:
-        try:
-            with Scope(extend=True):  # the time of one reading is not that of the others
-                self._chunks = self._chunks or cut(self.document)
-                self._keep(next(self._chunks, None))
-        except BaseException as error:
-            self._end(error)
-            if not isinstance(error, Exception):
-                raise
+        with self._ending(), Scope(extend=True):  # the time of one reading is not that of the others
+            self._chunks = self._chunks or cut(self.document)
+            self._keep(next(self._chunks, None))
 
     async def _afetch(self, cut: Callable[[Any], AsyncGenerator[Chunk]]) -> None:
-        try:
+        with self._ending():
             self._async_chunks = self._async_chunks or cut(self.document)
             chunk = await anext(self._async_chunks, None)
             with self._lock:
                 self._keep(chunk)
-        except BaseException as error:
-            self._end(error)
-            if not isinstance(error, Exception):
-                raise
 
     def _keep(self, chunk: Chunk | None) -> None:
         if chunk is None:
@@ -230,11 +221,20 @@ class SharedDocument:
         else:
             self._spool.fill([chunk])
 
-    def _end(self, error: BaseException) -> None:
-        """End the document with an error; what interrupts one reading must not look like the end to the others."""
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the document with an error of the block; what interrupts one reading must not look like its end."""
+        try:
+            yield
+        except Exception as error:
+            self._end(error)
+        except BaseException:
+            self._end(UsageError("the document was not read to its end: a reading that shared it was stopped"))
+            raise
+
+    def _end(self, error: Exception) -> None:
         if not self._ended:
-            interrupted = UsageError("the document was not read to its end: a reading that shared it was stopped")
-            self._ended, self._error = True, error if isinstance(error, Exception) else interrupted
+            self._ended, self._error = True, error
 
     def _kept(self, number: int) -> Chunk | None:
         """Return a chunk that was fetched, None after the last one.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import sys
 import tempfile
 from collections.abc import Generator
@@ -26,6 +27,7 @@ HEAVY = {
     "xllamacpp": "imports llama.cpp",
 }
 """What no test does that is not marked `heavy`: events of `sys.audit`, and modules."""
+_BACKOFF = calls._BACKOFF
 LONGEST = ("test_resume.py", "test_learns.py", "test_crash.py", "test_sft.py", "test_shipped.py")
 """Files of few tests that take more than a minute."""
 
@@ -84,8 +86,11 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def pytest_configure(config: pytest.Config) -> None:
     """Point tiktoken to the vocabularies that llama-index-core ships, so that no test downloads one.
 
-    The key by which this user's runs are known is one of the tests, in a folder of theirs.
+    The key by which this user's runs are known is one of the tests, in a folder of theirs. A failed call is tried again
+    at once, and no client reads the certificates of this machine, which takes 40 ms: none of their servers has TLS.
     """
+    calls._BACKOFF = wait_none()
+    ssl.SSLContext.load_verify_locations = lambda *_, **__: None
     if "MEMAGENT_TESTS_STATE" not in os.environ:  # the workers of one session share it
         folder = tempfile.TemporaryDirectory(prefix="memagent-state-")
         config.add_cleanup(folder.cleanup)
@@ -105,6 +110,6 @@ def books() -> Path:
 
 
 @pytest.fixture
-def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry calls at once."""
-    monkeypatch.setattr(calls, "_BACKOFF", wait_none())
+def backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry calls after a pause, as elsewhere."""
+    monkeypatch.setattr(calls, "_BACKOFF", _BACKOFF)

@@ -25,7 +25,6 @@ from langchain_openai import ChatOpenAI
 from llama_index.core.llms import LLMMetadata
 from packaging.requirements import Requirement
 from pydantic import SecretStr
-from tenacity import wait_none
 
 from memagent_integrations import (
     BackendError,
@@ -34,7 +33,6 @@ from memagent_integrations import (
     MemAgentReader,
     Reader,
     UsageError,
-    calls,
 )
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.calls import Limits
@@ -121,10 +119,9 @@ def test_c_a_timeout_is_a_number() -> None:
     ],
 )
 def test_c_a_failed_call_is_sent_again_by_the_reader_alone(
-    failure: Response | None, sent: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+    failure: Response | None, sent: int, kind: type[Exception]
 ) -> None:
     """The SDK's own two retries are off: they would multiply. `failure` None: the server does not answer in time."""
-    monkeypatch.setattr(calls, "_BACKOFF", wait_none())
     done = threading.Event()
 
     def respond(request: Request) -> Response:

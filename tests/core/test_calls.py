@@ -53,7 +53,6 @@ def failing(times: int, error: MemAgentError = DOWN, at: int = 1) -> Callable[[P
     return lambda prompt: next(left, "a note") if prompt.index == at else "a note"
 
 
-@pytest.mark.usefixtures("no_backoff")
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_call_that_fails_is_retried(how: str, at: int) -> None:
@@ -63,7 +62,6 @@ def test_a_call_that_fails_is_retried(how: str, at: int) -> None:
     assert (len(reading.steps), reading.answer) == (5, "a note")
 
 
-@pytest.mark.usefixtures("no_backoff")
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
     ("error", "tries"),
@@ -94,7 +92,6 @@ def read_many(reader: Reader, how: str, documents: int = 20) -> list[Reading]:
     return reader.read_many(jobs) if how == "read_many" else asyncio.run(reader.aread_many(jobs))
 
 
-@pytest.mark.usefixtures("no_backoff")
 @pytest.mark.parametrize("how", ["read_many", "aread_many"])
 def test_the_budget_of_retries_is_shared(how: str) -> None:
     backend = scripted(lambda prompt: DOWN, retries=100)
@@ -109,7 +106,6 @@ def test_the_budget_of_retries_is_shared(how: str) -> None:
     )
 
 
-@pytest.mark.usefixtures("no_backoff")
 def test_a_long_good_time_earns_no_storm() -> None:
     backend = scripted(lambda prompt: "a note", retries=100)
     reader = Reader(backend, limits=Limits(retry_ratio=5), **SIZES)
@@ -347,7 +343,6 @@ def test_a_stream_with_a_time_limit_that_is_left_is_closed() -> None:
     assert closed == [True]
 
 
-@pytest.mark.usefixtures("no_backoff")
 def test_a_call_that_takes_too_long_is_retried(slow: Callable[..., Slow]) -> None:
     backend = slow(1)
     reader = Reader(backend, limits=Limits(call_timeout=0.2, max_retries=1), **SIZES)

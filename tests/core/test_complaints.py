@@ -49,7 +49,6 @@ from llama_index.core.schema import Document, NodeRelationship, NodeWithScore, R
 from llama_index_instrumentation.span_handlers import SimpleSpanHandler
 from pydantic import Field, PrivateAttr
 from sqlalchemy.ext.asyncio import create_async_engine
-from tenacity import wait_none
 
 from memagent_integrations import (
     Backend,
@@ -62,7 +61,6 @@ from memagent_integrations import (
     PromptSet,
     ScriptedBackend,
     UsageError,
-    calls,
     load_backend,
     save_trace,
 )
@@ -423,7 +421,6 @@ async def test_complaint_03_a_step_is_tried_again_and_not_the_document(
     door: Door, way: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """langchain #6733."""
-    monkeypatch.setattr(calls, "_BACKOFF", wait_none())
     prompts: list[str] = []
     with server_of(door, failing_at(call, ConnectionError("the server is gone"), prompts)) as model:
         result = await door(model=model, settings={"limits": Limits(max_retries=1)}).ask(way)

@@ -196,7 +196,6 @@ CASES = [
 ]
 
 
-@pytest.mark.usefixtures("no_backoff")
 @pytest.mark.parametrize(("name", "call", "how"), CASES)
 def test_a_fault_has_its_outcome(name: str, call: int, how: str, tmp_path: Path) -> None:
     fault, call_numbers = FAULTS[name], itertools.count()

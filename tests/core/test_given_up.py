@@ -90,7 +90,6 @@ def own_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if "process_request" not in thread.name}
 
 
-@pytest.mark.usefixtures("no_backoff")
 @pytest.mark.parametrize(
     ("how", "path", "way"),
     [

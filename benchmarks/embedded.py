@@ -24,41 +24,15 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-import gguf
-
 from memagent_integrations import Reader
 from memagent_integrations.backends import embedded
+from memagent_integrations.backends.requantise import requantise
 
 CHUNK_TOKENS = 384  # of the policy
 CHARACTERS = 4 * CHUNK_TOKENS
 QUESTION = "Which statements does the manual describe?"
 WAYS = ("q4_1", "q4_0", "q8_0", "f16", "transformers")
 TEXT = "\n\n".join(topics.values())
-
-
-def quantised(source: Path, kind: str, folder: Path) -> Path:
-    """Return the model in another quantisation; vectors and embeddings stay as they are."""
-    target, kind_of = folder / f"{kind}.gguf", gguf.GGMLQuantizationType[kind.upper()]
-    if target.exists():
-        return target
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, arch="llama")
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            value = field.contents()
-            sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, value, field.types[0], sub_type=sub_type)
-    for tensor in reader.tensors:
-        data, tensor_type = tensor.data, tensor.tensor_type
-        if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
-            weights = gguf.dequantize(data, tensor_type)
-            data, tensor_type = gguf.quantize(weights, kind_of), kind_of
-        writer.add_tensor(tensor.name, data, raw_dtype=tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
 
 
 def reader_of(way: str, folder: Path) -> Reader:
@@ -79,8 +53,11 @@ def reader_of(way: str, folder: Path) -> Reader:
         return result
 
     xllamacpp.CommonParams = params
-    source = embedded.path("smollm2-raw")
-    file = source if kind == "q4_1" else quantised(source, kind, folder)
+    source, file = embedded.path("smollm2-raw"), folder / f"{kind}.gguf"
+    if kind == "q4_1":
+        file = source
+    elif not file.exists():
+        requantise(source, file, kind.upper())
     return Reader("smollm2", backend_options={"model": f"llamacpp:{file}", "threads": threads})
 
 

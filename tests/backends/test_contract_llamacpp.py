@@ -103,6 +103,14 @@ def test_a_chat_template_that_refuses_the_messages_is_a_usage_error(tmp_path: Pa
             backend.complete(replace(one, messages=one.messages * 2))
 
 
+def test_a_backend_with_a_name_of_its_own_is_known_by_its_file_too(tmp_path: Path) -> None:
+    """A journal compares the identities: a run does not go on with another file of the same name."""
+    file = make_gguf(make_folder(tmp_path / "model", "llama"), tmp_path / "m.Q8_0.gguf")
+    with LlamaCppBackend(file, name="m", window=256) as named, load_backend(f"llamacpp:{file}", window=256) as by_file:
+        assert named.identity == by_file.identity | {"file": "m.Q8_0.gguf"}
+        assert (named.name, by_file.name) == ("m", f"llamacpp:{file}")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

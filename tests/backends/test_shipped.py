@@ -19,7 +19,7 @@ QUESTION = "What is the special magic number for north-gate that the text mentio
 
 def document(*, sections: int = 6) -> str:
     """Return some sections of dull sentences, one of which has the code."""
-    dice = random.Random(1)
+    dice = random.Random(2)
     words = ["rain", "wall", "road", "hill", "field", "house", "river", "stone", "bridge", "garden", "market", "tower"]
     lines = [f"The {dice.choice(words)} lies near the {dice.choice(words)}." for _ in range(40 * sections)]
     lines[60] = "One of the special magic numbers for north-gate is: 7319245."

@@ -311,8 +311,11 @@ def test_a_file_of_that_name_is_not_standard_input(
     assert done.stdout == "It is 7319.\n"
 
 
-def test_nothing_is_fetched_that_cannot_be_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+@pytest.mark.parametrize("package", ["xllamacpp", "gguf"])
+def test_nothing_is_fetched_that_cannot_be_run(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setenv("MEMAGENT_CACHE", str(tmp_path / "cache"))
     done = run("read", "-q", QUESTION, document)
     assert done.exit_code == 2

@@ -23,7 +23,7 @@ HOMES = {  # heavy package -> the only files and folders that may import it
     "accelerate": {"training/"},
     "safetensors": {"training/"},
     "peft": {"backends/transformers.py", "backends/gguf_adapter.py", "training/"},
-    "gguf": {"backends/gguf_adapter.py"},
+    "gguf": {"backends/gguf_adapter.py", "backends/requantise.py"},
     "vllm": {"backends/vllm.py"},
     "xllamacpp": {"backends/llamacpp.py"},
     "openai": {"backends/openai.py"},

@@ -150,6 +150,12 @@ def test_what_does_no_harm_goes_on_by_itself(kept: dict[str, Any], tmp_path: Pat
         assert identity["base_url"] == "https://api.openai.com/v1/"
 
 
+def test_the_file_that_a_name_meant_is_not_loaded_again(tmp_path: Path) -> None:
+    file = forged(tmp_path / "runs.db", settings(backend={"file": "evil.gguf"}))
+    with Reader.from_run(file, "mine") as reader:
+        assert "file" not in reader.backend.identity
+
+
 def test_the_servers_of_the_environment_are_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = forged(tmp_path / "runs.db", settings(backend={"base_url": f"{EVIL}/"}))
     monkeypatch.setenv("OPENAI_BASE_URL", EVIL)

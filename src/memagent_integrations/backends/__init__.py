@@ -49,8 +49,8 @@ def load_backend(spec: str, **options: Any) -> Backend:
     if policies.names_policy(spec):
         return _load_policy(policies.load_named(spec, base=options.get("model")), options)
     if kind in _KINDS and name:
-        embedded_here = name in embedded.EMBEDDED and kind in ("llamacpp", "transformers")
-        return _make(kind, embedded.pull(name) if embedded_here else name, options)
+        file_of = {"llamacpp": embedded.for_llamacpp, "transformers": embedded.pull}.get(kind)
+        return _make(kind, file_of(name) if file_of and name in embedded.EMBEDDED else name, options)
     names = (*policies.SHIPPED, *embedded.EMBEDDED)
     known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *names])
     meant = get_close_matches(spec, names, 1)
@@ -65,7 +65,7 @@ def _load_embedded(name: str, options: dict[str, Any]) -> Backend:
     # the sampling settings prop up the raw model; adapters are trained without them
     sampling = {} if options.get("adapter") else model.sampling
     defaults = {"name": name, "window": model.window, "sampling": sampling}
-    return _make("llamacpp", embedded.pull(name), defaults | options)
+    return _make("llamacpp", embedded.for_llamacpp(name), defaults | options)
 
 
 def _load_policy(policy: policies.Policy, options: dict[str, Any]) -> Backend:

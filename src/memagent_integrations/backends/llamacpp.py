@@ -99,12 +99,13 @@ class LlamaCppBackend(OpenAIBackend):
             concurrency=parallel,
         )
         self.name = name or f"llamacpp:{model}"
+        self._file = Path(model).name if name else None
         _OPEN.add(self)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Sampling parameters and the adapter."""
-        return {**super().identity, "base_url": None, "adapter": self._adapter}
+        """Sampling parameters, the adapter, and the file if the name is not its."""
+        return {**super().identity, "base_url": None, "adapter": self._adapter, **drop_none(file=self._file)}
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """Yield the reply's text in pieces, as the model writes it, and the whole `Reply` last."""

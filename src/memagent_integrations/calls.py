@@ -25,7 +25,7 @@ from memagent_integrations.checks import Number, check_int, check_number, drop_n
 from memagent_integrations.errors import BackendError, CallTimeout, MemAgentError, RunTimeout
 from memagent_integrations.loop import Turns, advance, exchange
 from memagent_integrations.records import Prompt, Reply
-from memagent_integrations.schedule import Task
+from memagent_integrations.schedule import Waiting
 from memagent_integrations.scopes import Scope, slices
 from memagent_integrations.telemetry import under
 
@@ -73,12 +73,12 @@ class Limits:
         check_int(least=0, empty_retries=self.empty_retries, **drop_none(max_retries=self.max_retries))
 
 
-def limited(turns: Turns, run_timeout: float | None, task: Task | None = None) -> Turns:
+def limited(turns: Turns, run_timeout: float | None, waiting: Waiting | None = None) -> Turns:
     """Return the loop with a deadline on its prompts: `run_timeout` seconds after the first call.
 
-    The time that a `task` of a schedule waits between its steps does not count.
+    The time that the reading is `waiting` between its steps does not count.
     """
-    return _limited(turns, run_timeout, lambda: task.paused if task else 0.0) if run_timeout else turns
+    return _limited(turns, run_timeout, lambda: waiting.paused if waiting else 0.0) if run_timeout else turns
 
 
 def _limited(turns: Turns, run_timeout: float, paused: Callable[[], float]) -> Turns:

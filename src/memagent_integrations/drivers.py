@@ -39,7 +39,9 @@ class PendingCall:
         self._recorded_answer = prompts is not None and prompt.phase == "answer" and prompt.recorded is not None
         if prompts and prompt.phase == "answer" and not prompt.recorded:
             thinking = prompt.after is not None and opened_by_template(prompt.after.reply.text)
-            self._answer = AnswerStream(prompts, thinking=thinking, structured=prompt.schema is not None)
+            self._answer = AnswerStream(
+                prompts, thinking=thinking, structured=prompt.schema is not None, rereads=prompt.rereads
+            )
 
     def take(self, piece: str | Reply) -> Iterator[str]:
         """Take a piece of the reply, or the whole; yield what is certain of the answer by now."""

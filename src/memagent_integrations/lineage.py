@@ -137,7 +137,7 @@ def looked_up(steps: Sequence[Step]) -> dict[str, tuple[Origin, ...]]:
     return {
         text: tuple(_origin(step.index, passage) for passage in found)
         for step in steps
-        if step.phase == "answer"
+        if step.is_answer
         for text, found in _by_statement(step.passages or ()).items()
     }
 

@@ -15,7 +15,7 @@ from functools import partial
 from memagent_integrations.errors import BackendError, EmptyDocument, MemAgentError, NoMemory, UsageError
 from memagent_integrations.lineage import Lineage
 from memagent_integrations.outputs import Output
-from memagent_integrations.prompts import PromptSet
+from memagent_integrations.prompts import PromptSet, is_insufficient
 from memagent_integrations.records import Budgets, Chunk, Message, OnLostSection, Phase, Prompt, Reading, Reply, Step
 from memagent_integrations.sanitize import visible
 from memagent_integrations.tokens import Counter, cut
@@ -40,6 +40,7 @@ def reading_loop(
     answering: bool = True,
     empty_retries: int = 0,
     on_lost_section: OnLostSection = "error",
+    reread: int = 0,
 ) -> Turns:
     """Read the chunks in order, then answer from the memory alone.
 
@@ -50,7 +51,7 @@ def reading_loop(
 
     Args:
         question: what to answer.
-        chunks: the chunks to read; None only answers from `memory`.
+        chunks: the chunks to read; None only answers from `memory`. With `reread` they can be iterated over again.
         prompts: the templates.
         budgets: the most tokens of a memory and of a reply.
         count: the tokenizer's count.
@@ -66,35 +67,44 @@ def reading_loop(
             is not: that would be withheld again.
         on_lost_section: whether a section without a usable reply ends the reading with `NoMemory`, or leaves the old
             memory as it is.
+        reread: how often the chunks are read once more, from the memory as it is then, and the question asked again,
+            because the answer says that the memory does not suffice. The last answer is asked for as without it.
     """
     steps: list[Step] = []
     lineage = Lineage(memory)
     answer, failure = None, None
     try:
-        for chunk in chunks or ():
-            messages = prompts.update_messages(
-                question=question, memory=memory, section=chunk.text, memory_tokens=budgets.memory_tokens
+        for passes_left in range(reread, -1, -1):
+            before = len(steps)
+            for chunk in chunks or ():
+                messages = prompts.update_messages(
+                    question=question, memory=memory, section=chunk.text, memory_tokens=budgets.memory_tokens
+                )
+                prompt = _prompt("memory", messages, budgets, first, steps)
+                update = partial(_update, prompt.index, chunk, memory, prompts=prompts, budgets=budgets, count=count)
+                step = yield from _asked(prompt, update, empty_retries)
+                steps.append(_noted(step, chunk.text, prompts, lineage))
+                memory = steps[-1].memory
+                if step.outcome == "kept" and on_lost_section == "error":
+                    raise _no_memory(step, step.index - before)
+            if not steps and chunks is not None:
+                raise EmptyDocument
+            if not answering:
+                answer = ""
+                break
+            found, rereads = look_up(), passes_left > 0
+            messages = prompts.answer_messages(
+                question=question, memory=memory, passages=found.text if found else "", reread=rereads
             )
-            prompt = _prompt("memory", messages, budgets, first, steps)
-            update = partial(_update, prompt.index, chunk, memory, prompts=prompts, budgets=budgets, count=count)
-            step = yield from _asked(prompt, update, empty_retries)
-            steps.append(_noted(step, chunk.text, prompts, lineage))
-            memory = steps[-1].memory
-            if step.outcome == "kept" and on_lost_section == "error":
-                raise _no_memory(step)
-        if not steps and chunks is not None:
-            raise EmptyDocument
-        answer = ""
-        if answering:
-            found = look_up()
-            messages = prompts.answer_messages(question=question, memory=memory, passages=found.text if found else "")
-            prompt = _prompt("answer", messages, budgets, first, steps, output)
+            prompt = replace(_prompt("answer", messages, budgets, first, steps, output), rereads=rereads)
             if check_answer:
                 check_answer(prompt)
             answered = partial(_answered, prompt, memory, found, prompts=prompts, lineage=lineage)
             step = yield from _asked(prompt, answered, empty_retries)
             steps.append(step)
-            answer = _answer_in(step.reply, prompts, output)
+            if step.is_answer:
+                answer = _answer_in(step.reply, prompts, output)
+                break
     except MemAgentError as error:
         answer, failure = None, error
     return Reading(
@@ -149,6 +159,7 @@ def _answered(
 ) -> Step:
     """Return the step that the reply to the prompt for the answer makes; `found` was looked up for it."""
     answer = prompts.parse_answer(reply.text, structured=prompt.schema is not None)
+    again = prompt.rereads and is_insufficient(answer)
     return Step(
         index=prompt.index,
         phase="answer",
@@ -156,7 +167,7 @@ def _answered(
         memory_before=memory,
         memory=memory,
         reply=reply,
-        outcome="answered" if answer else "kept",
+        outcome="insufficient" if again else "answered" if answer else "kept",
         cut=reply.finish_reason == "length",
         passages=lineage.find(answer, found.text) if found else None,
         lookup=found.span if found else None,
@@ -224,14 +235,14 @@ def _noted(step: Step, section: str, prompts: PromptSet, lineage: Lineage) -> St
     return step
 
 
-def _no_memory(step: Step) -> NoMemory:
+def _no_memory(step: Step, number: int) -> NoMemory:
     how = "read again to ask for it once more"
     if step.reply.recorded:
         how = "the journal has it so; read under another name"
     elif step.reply.finish_reason == "content_filter":
         how = "it would be withheld again; leave the section out"
     span = step.span
-    what = f"section {step.index + 1}"
+    what = f"section {number + 1}"
     if span and span.segment is not None:  # whose own numbers nobody sees
         what = f"the memory of segment {span.segment + 1}" if span.merge else f"section {span.index + 1}"
     return NoMemory(

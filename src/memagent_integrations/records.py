@@ -26,7 +26,7 @@ Layout = Literal["memory-first", "section-first", "section-shared"]
 Role = Literal["system", "user", "assistant"]
 Strategy = Literal["sequential", "parallel"]
 """How a document is read: chunk by chunk, or its segments side by side."""
-Outcome = Literal["updated", "unchanged", "kept", "answered"]
+Outcome = Literal["updated", "unchanged", "kept", "answered", "insufficient"]
 OnLostSection = Literal["error", "skip"]
 """What becomes of a reading when the model wrote no memory for a section."""
 _MOST_PLACES = 5
@@ -195,8 +195,9 @@ class Step:
     `index` counts the steps of a reading from 0; `span` is the chunk that was read, None for the answer.
 
     `outcome`: "updated" (the reply is the new memory), "unchanged" (the model said that nothing is new), "kept" (no
-    reply was of use, so the old memory was kept, and the section is lost), "answered" (the last step). `cut`: the end
-    of the text was lost, because the reply reached the output limit or the memory its budget.
+    reply was of use, so the old memory was kept, and the section is lost), "answered" (the last step), "insufficient"
+    (the answer says that the memory does not suffice, and the document is read once more). `cut`: the end of the text
+    was lost, because the reply reached the output limit or the memory its budget.
 
     `passages` are the places in the chunk that new statements of the memory came from; None where nobody looked for
     them, as in a journal of an older version. `lookup` is where the text lies that was looked up for an answer; its
@@ -217,6 +218,11 @@ class Step:
     def __post_init__(self) -> None:
         if self.passages is not None:
             object.__setattr__(self, "passages", tuple(self.passages))
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether this is the answer of the reading, and not one that the document is read once more for."""
+        return self.phase == "answer" and self.outcome != "insufficient"
 
     @property
     def problem(self) -> str | None:
@@ -241,7 +247,8 @@ class Step:
 class Prompt:
     """One call to make: the messages, the output limit, and `after`, the step made from the previous reply.
 
-    `schema` is the JSON Schema that the reply has to fit, None for a text; only an answer has one.
+    `schema` is the JSON Schema that the reply has to fit, None for a text; only an answer has one. `rereads`: the reply
+    may say that the memory does not suffice; it is then no answer, and the document is read once more.
 
     `recorded` is the reply that a journal holds: send it to the loop instead of making the call. `deadline` is the time
     (by `time.monotonic`) at which the call is given up, `context` the OpenTelemetry context that it belongs to, `round`
@@ -258,6 +265,7 @@ class Prompt:
     recorded: Reply | None = None
     deadline: float | None = None
     again: bool = field(default=False, compare=False)
+    rereads: bool = False
     context: object | None = field(default=None, compare=False, repr=False)
     round: Round | None = field(default=None, compare=False, repr=False)
 
@@ -326,14 +334,26 @@ class Reading:
     @property
     def lost_sections(self) -> tuple[Span, ...]:
         """The sections that are not in the memory, because the model wrote none for them (the outcome "kept")."""
-        return tuple(step.span for step in self.steps if step.span and step.outcome == "kept")
+        first, again = self._passes
+        noted = {step.span for step in again if step.outcome != "kept"}
+        return tuple(step.span for step in first if step.span and step.outcome == "kept" and step.span not in noted)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What one has to know about the answer: that sections were lost, or that it rests on an empty memory."""
         places = [(span.start, span.end) for span in self.lost_sections]
-        sections = sum(step.phase == "memory" and not (step.span and step.span.merge) for step in self.steps)
-        return warnings_of(places, sections, self.memory, self.answer)
+        return warnings_of(places, self.sections, self.memory, self.answer)
+
+    @property
+    def sections(self) -> int:
+        """The number of sections that were read, each counted once."""
+        return sum(step.phase == "memory" and not (step.span and step.span.merge) for step in self._passes[0])
+
+    @property
+    def _passes(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        """The steps until the answer that the document was read once more for, and those from there on."""
+        end = next((n for n, step in enumerate(self.steps) if step.outcome == "insufficient"), len(self.steps))
+        return self.steps[:end], self.steps[end:]
 
     @cached_property
     def origins(self) -> dict[str, tuple[Origin, ...]]:
@@ -386,9 +406,9 @@ class Reading:
         result = f"<p><b>{escape(self.answer)}</b></p>" if self.answer else f"<p>{escape(str(self.error))}</p>"
         updates = (step for step in self.steps if step.phase == "memory")
         folds = "".join(
-            f"<details><summary>chunk {number}: memory {step.outcome}</summary>"
+            f"<details><summary>chunk {(step.span or step).index + 1}: memory {step.outcome}</summary>"
             f"{marked(step.memory_before, step.memory)}</details>"
-            for number, step in enumerate(updates, start=1)
+            for step in updates
         )
         return f"<div><p>{escape(self.question)}</p>{result}{folds}</div>"
 

@@ -14,16 +14,9 @@ AHEAD = 32
 
 
 @dataclass(kw_only=True, eq=False)
-class Task:
-    """A reading among others: its number, the steps that it has made, and the seconds that it waited between them.
+class Waiting:
+    """The seconds that a reading waited between its steps, `paused`, which do not count towards its time limit."""
 
-    `leads`: it is the first that comes to its section, and the others wait until `Schedule.opened`.
-    """
-
-    number: int
-    group: _Group = field(repr=False)
-    steps: int = 0
-    leads: bool = False
     paused: float = 0.0
     _since: float | None = None
     _waited: float = 0.0
@@ -42,6 +35,19 @@ class Task:
         """Return the prompt that waited with the reading: this time does not count towards its deadline."""
         waited, self._waited = self._waited, 0.0
         return replace(prompt, deadline=prompt.deadline + waited) if prompt.deadline else prompt
+
+
+@dataclass(kw_only=True, eq=False)
+class Task(Waiting):
+    """A reading among others: its number, and the steps that it has made.
+
+    `leads`: it is the first that comes to its section, and the others wait until `Schedule.opened`.
+    """
+
+    number: int
+    group: _Group = field(repr=False)
+    steps: int = 0
+    leads: bool = False
 
 
 class _Group:

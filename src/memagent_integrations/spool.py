@@ -54,6 +54,21 @@ class Spool:
         self.close()
 
 
+class Replayable:
+    """Chunks that come from `source` the first time, which is to its end, and from the spool after that."""
+
+    def __init__(self, source: Iterable[Chunk], spool: Spool) -> None:
+        self._source, self._spool = source, spool
+
+    def __iter__(self) -> Iterator[Chunk]:
+        if self._spool:
+            yield from self._spool.between(0, len(self._spool))
+            return
+        for chunk in self._source:
+            self._spool.fill([chunk])
+            yield chunk
+
+
 @contextmanager
 def _errors() -> Iterator[None]:
     try:

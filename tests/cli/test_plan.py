@@ -95,6 +95,7 @@ def test_the_cost_of_the_document_stands_in_the_table(server: Loopback, document
         (("DOCUMENT", "-q", "why", "--sizes", "config.json"), "--flops"),
         (("--flops", "--sizes", "nothing.json"), "cannot read 'nothing.json'"),
         (("--flops", "--lookup", "3"), "counts a sequential reading"),
+        (("--flops", "--reread", "1"), "counts a sequential reading"),
         (("--flops", "--strategy", "parallel"), "counts a sequential reading"),
         (("--flops", "--chunk-tokens", "0"), "chunk_tokens has to be"),
         (("-", "-q", "why"), "a plan needs a file"),

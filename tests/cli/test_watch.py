@@ -14,6 +14,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,19 @@ def styled(drawn: str, code: str) -> list[str]:
 
 
 # ---- what is shown
+
+
+def test_the_sections_of_a_second_pass_are_counted_anew() -> None:
+    insufficient = replace(make_step("Seen.", "Seen.", index=4, outcome="insufficient"), phase="answer", span=None)
+    console = terminal()
+    with WatchedReading(console, question=QUESTION) as progress:
+        for step in (*(make_step("Seen.", index=number) for number in range(4)), insufficient):
+            progress.step(step)
+        progress.step(make_step("Victor built it.", index=5))
+        progress.begin(PLAN)
+    shown = lines(frames(written(console))[0])
+    assert "1,000/4,000" in shown[1]
+    assert shown[3] == "chunk 1 of 4 · memory updated · characters 1,000-2,500 of a.txt"
 
 
 def test_a_step_is_told_in_full() -> None:

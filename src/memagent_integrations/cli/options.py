@@ -65,6 +65,14 @@ StrategyOption = Annotated[
 Segments = Annotated[
     int | None, typer.Option(metavar="S", help="Segments of a parallel reading [8].", show_default=False)
 ]
+Reread = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="1: read once more where the answer says that the memory does not suffice [0].",
+        show_default=False,
+    ),
+]
 Tokenizer = Annotated[
     str | None, typer.Option(metavar="T", help="hf:NAME, tiktoken:ENCODING or approximate.", show_default=False)
 ]

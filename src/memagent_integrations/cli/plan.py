@@ -52,6 +52,7 @@ def plan(
     lookup: options.Lookup = 0,
     strategy: options.StrategyOption = None,
     segments: options.Segments = None,
+    reread: options.Reread = 0,
     base_url: options.BaseUrl = None,
     answer_base_url: options.AnswerBaseUrl = None,
     tokenizer: options.Tokenizer = None,
@@ -68,8 +69,10 @@ def plan(
     """
     prices = drop_none(prompt=prompt_price, completion=completion_price)
     _check(files, question, answer_model, answer_base_url, prices, flops=flops, sizes=sizes)
-    if flops and (lookup or strategy == "parallel" or answer_model):
-        raise UsageError("--flops counts a sequential reading by one model, without look-up; leave the others out")
+    if flops and (lookup or strategy == "parallel" or reread or answer_model):
+        raise UsageError(
+            "--flops counts a sequential reading by one model, without look-up, once; leave the others out"
+        )
     size = ModelSize.from_config(sizes) if sizes else ModelSize()
     budgets = drop_none(
         chunk_tokens=chunk_tokens,
@@ -91,6 +94,7 @@ def plan(
         lookup=lookup,
         strategy=strategy or "sequential",
         segments=segments,
+        reread=reread,
         backend_options=drop_none(
             model=options.base_of(model, base_model), window=window, base_url=base_url, tokenizer=tokenizer
         )

@@ -107,6 +107,7 @@ class ReadingProgress(_Display):
         self._plan = _EMPTY
         self._began = time.monotonic()
         self._tokens, self._seconds, self._read, self._recorded = 0, 0.0, 0, 0
+        self._first = 0  # the number of the first step since the document is read from its beginning
 
     @property
     def on_terminal(self) -> bool:
@@ -117,7 +118,7 @@ class ReadingProgress(_Display):
         """Show that the reading begins; `plan` is None when the length of the document is unknown."""
         self._plan = plan or _EMPTY
         self._began = time.monotonic()
-        self._bar.update(self._task, description=self._label(0), total=self._plan.document_tokens or None, refresh=True)
+        self._show(self._label(0), total=self._plan.document_tokens or None)
 
     def step(self, step: Step) -> None:
         """Show that a step is done."""
@@ -137,20 +138,25 @@ class ReadingProgress(_Display):
         if merge and segment is not None:
             self._line(f"memory of segment {segment + 1} merged")
         elif step.span:
-            number = step.index + 1
+            number = step.index - self._first + 1
             following = "answer" if number == self._plan.chunks else self._label(number)
-            self._bar.update(
-                self._task, description=following, completed=self._tokens, rate=rate, due=due, refresh=True
-            )
+            self._show(following, completed=self._tokens, rate=rate, due=due)
             remaining = f", about {_clock(seconds_left)} left" if seconds_left else ""
             speed = "recorded" if recorded else f"{rate:,.0f} tokens/s{remaining}"
-            self._line(f"{self._label(step.index)}: {size:,} tokens, {speed}")
+            self._line(f"{self._label(number - 1)}: {size:,} tokens, {speed}")
+        elif step.outcome == "insufficient":
+            self._first, self._tokens = step.index + 1, 0
+            self._show(self._label(0), completed=0)
+            self._line("the memory does not suffice: the document is read once more")
 
     def done(self, reading: Reading) -> None:
         """Take the bar away, and show what the complete reading cost."""
         self.stop()
         recorded = f", {self._recorded} steps were recorded" if self._recorded else ""
         self._line(f"read {self._read:,} tokens {cost_of([reading], self._began)}{recorded}", always=True)
+
+    def _show(self, description: str, **values: Any) -> None:
+        self._bar.update(self._task, description=description, refresh=True, **values)
 
     def _label(self, number: int) -> str:
         planned = number < self._plan.chunks  # a file may have grown since the plan

@@ -45,8 +45,9 @@ def ask(reader: Reader, questions: Sequence[str], files: Sequence[str], *, memor
     with counted("reading", total, quiet=quiet) as notify:
 
         def on_step(number: int, step: Step) -> None:
-            what = f"chunk {step.index + 1}" if step.span and not step.span.merge else "memories merged"
-            what = "answer" if step.phase == "answer" else what
+            what = f"chunk {step.span.index + 1}" if step.span and not step.span.merge else "memories merged"
+            if step.phase == "answer":
+                what = "answer" if step.is_answer else "the memory does not suffice, read once more"
             notify(f"question {number + 1}: {what}", f"question {number + 1} of {len(questions)}: {what}")
 
         readings = reader.ask(questions, inputs.document(files), memory=memory, progress=on_step)

@@ -154,6 +154,7 @@ def read(
     lookup: options.Lookup = 0,
     strategy: options.StrategyOption = None,
     segments: options.Segments = None,
+    reread: options.Reread = 0,
     plan: _Plan = False,
     watch: _Watch = False,
     quiet: options.Quiet = False,
@@ -184,6 +185,7 @@ def read(
         lookup=lookup,
         strategy=strategy or "sequential",
         segments=segments,
+        reread=reread,
         backend_options=drop_none(
             model=options.base_of(model, base_model),
             window=window,

@@ -76,6 +76,8 @@ def show_run(journal_file: options.JournalFile, run: options.RunName) -> None:
             where = f"characters {step.span.start:,}-{step.span.end:,}" if step.span else ""
             outcome = f"{step.outcome}, cut" if step.cut else step.outcome
             show(f"\n-- step {step.index}, {where}: {outcome}\n{step.memory}")
+        elif not step.is_answer:
+            show(f"\n-- step {step.index}: the memory does not suffice, the document is read once more")
     show(f"\nanswer: {reading.answer}" if reading.answer else f"\n{reading.error}")
     for warning in reading.warnings:
         show(f"warning: {warning}")

@@ -39,7 +39,7 @@ class WatchedReading(ReadingProgress):
     ) -> None:
         super().__init__(console, beginning, quiet=quiet)
         self._question = " ".join(_safe(question).split())
-        self._last: Step | None = None
+        self._last: tuple[int, Step] | None = None
         self._live = Live(
             console=console,
             screen=True,
@@ -73,7 +73,7 @@ class WatchedReading(ReadingProgress):
         super().step(step)
         if step.phase != "memory":
             return
-        self._last = step
+        self._last = (step.index - self._first, step)
         if not self._has_screen:
             memory = _safe(step.memory).split("\n") if step.memory != step.memory_before else []
             self._line("\n".join((f"  {_describe(step)}", *(f"    {line}" for line in memory))), always=True)
@@ -81,11 +81,12 @@ class WatchedReading(ReadingProgress):
     def _display(self) -> Group:
         """Return at most as many lines as the terminal has."""
         width, height = self._console.size
-        low, step = height < _LOW, self._last
+        low = height < _LOW
         question = _first_lines(self._question, width, 1 if low else 3, "bold")
-        if step is None:
+        if self._last is None:
             return Group(*question, self._bar)
-        description = _first_lines(f"{self._label(step.index)} · {_describe(step)}", width, 3, "dim")
+        number, step = self._last
+        description = _first_lines(f"{self._label(number)} · {_describe(step)}", width, 3, "dim")
         space = [] if low else [Text()]
         head: list[RenderableType] = [*question, self._bar, *space, *description, *space]
         return Group(*head, *_excerpt(_memory(step.memory_before, step.memory, width), width, height - len(head)))

@@ -113,7 +113,7 @@ class MemAgentLM(LM):  # type: ignore[misc]
         with tqdm(total=len(prompts), desc="reading", disable=disable_tqdm) as bar:
             readings = self.reader.read_many(
                 [(parts.full_question, parts.document) for parts in prompts],
-                progress=lambda _, step: bar.update(step.phase == "answer"),
+                progress=lambda _, step: bar.update(step.is_answer),
             )
         answers = [self._answer(*done) for done in zip(requests, prompts, endings, readings, strict=True)]
         errors = [reading.error for reading in readings if reading.error]

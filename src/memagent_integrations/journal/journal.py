@@ -156,7 +156,7 @@ class Journal:
         settings, steps = self.settings(run), tuple(self._steps(run, start, stop))
         with self._store.errors():
             budgets, prompts = Budgets(**settings["budgets"]), PromptSet(**settings["prompts"])
-        answered = bool(steps) and steps[-1].phase == "answer"
+        answered = bool(steps) and steps[-1].is_answer
         answer = prompts.parse_answer(steps[-1].reply.text, structured="output" in settings) if answered else ""
         return Reading(
             question=settings["question"],
@@ -179,7 +179,7 @@ class Journal:
         """Return the settings of a run, as JSON: question, model, backend, budgets, prompts.
 
         With another model for the answer also answer_model and answer_backend, with a schema for it also output, with
-        a memory to start from also memory.
+        a memory to start from also memory; lookup, segments and reread where they are used.
 
         Raises:
             UsageError: there is no such run.

@@ -177,7 +177,8 @@ class _Recording:
         if reply is None and step and not failed:  # a reply that holds no answer is not recorded, but asked for again
             try:
                 with self._store.writing():
-                    values = (run, prompt.index, prompt.phase, fingerprint, step_to_json(step))
+                    phase = step.outcome if step.outcome == "insufficient" else step.phase
+                    values = (run, prompt.index, phase, fingerprint, step_to_json(step))
                     self._store.write("INSERT INTO step VALUES (?, ?, ?, ?, ?)", *values)
             except JournalError as error:
                 return state.failed(error) if isinstance(state, Reading) else _ended(self._turns, error)

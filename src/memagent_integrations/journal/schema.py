@@ -36,6 +36,7 @@ CREATE INDEX memory_run ON memory (run)
 """
 _MARKS = "ALTER TABLE run ADD COLUMN mark TEXT"
 SCHEMA = {2: _RUNS, 3: _MEMORIES, 4: _MARKS}
-"""The tables by the format that brought them. A run's `mark` (`ownership`) is that of its settings and files. `memory`
-has a row for each text (as JSON) of a named memory: that of the reading `run`, whose document has `length` characters,
-or of a person (NULL)."""
+"""The tables by the format that brought them. A run's `mark` (`ownership`) is that of its settings and files. A step's
+`phase` is "memory", "answer" (which ends the run), or "insufficient" (an answer for which the document is read once
+more). `memory` has a row for each text (as JSON) of a named memory: that of the reading `run`, whose document has
+`length` characters, or of a person (NULL)."""

@@ -14,7 +14,8 @@ from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets
 
 _REQUIRED = {"question": str, "model": str, "backend": dict, "budgets": dict, "prompts": dict}
-_OPTIONAL = {"answer_model": str, "answer_backend": dict, "output": dict, "memory": str, "lookup": int, "segments": int}
+_OPTIONAL: dict[str, type] = {"answer_model": str, "answer_backend": dict, "output": dict, "memory": str}
+_OPTIONAL |= {"lookup": int, "segments": int, "reread": int}
 _PROMPTS = TypeAdapter(PromptSet)
 
 
@@ -30,12 +31,14 @@ def settings_of(
     schema: Mapping[str, Any] | None = None,
     lookup: int = 0,
     segments: int = 0,
+    reread: int = 0,
 ) -> dict[str, Any]:
     """Return the settings that distinguish readings of one document.
 
     `memory` is the one that they start from, `answer` the name and the identity of another model that answers,
     `schema` the JSON Schema of the answer, `lookup` the number of passages that are looked up for it, `segments`
-    how many are read side by side. What is not used has no key, as in runs that were recorded before it was there.
+    how many are read side by side, `reread` how often the document may be read once more. What is not used has no key,
+    as in runs that were recorded before it was there.
     """
     settings = {
         "question": question,
@@ -46,7 +49,8 @@ def settings_of(
     }
     if answer:
         settings |= {"answer_model": answer[0], "answer_backend": dict(answer[1])}
-    used = {"output": schema and dict(schema), "memory": memory, "lookup": lookup, "segments": segments}
+    used: dict[str, Any] = {"output": schema and dict(schema), "memory": memory}
+    used |= {"lookup": lookup, "segments": segments, "reread": reread}
     return settings | {name: value for name, value in used.items() if value}
 
 

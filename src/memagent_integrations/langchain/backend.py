@@ -131,8 +131,8 @@ class ChatModelBackend(Backend):
         return builder.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
-        """Yield the reply as the model streams it; a structured one whole."""
-        if prompt.schema:
+        """Yield the reply as the model streams it; whole if it is structured, or may be no answer: listeners see it."""
+        if prompt.schema or prompt.rereads:
             yield from super().stream(prompt)
             return
         builder, (model, value) = MessageReply(), self._call(prompt, stream=True)
@@ -144,7 +144,7 @@ class ChatModelBackend(Backend):
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        if prompt.schema:
+        if prompt.schema or prompt.rereads:
             reply = await self.acomplete(prompt)
             yield reply.text
             yield reply
@@ -188,7 +188,7 @@ class ChatModelBackend(Backend):
     def _run(self, prompt: Prompt) -> RunnableConfig:
         """Return the config of this call's run: its name, tags and metadata in traces."""
         config, tags = self._config, [f"memagent:{prompt.phase}"]
-        if prompt.phase == "memory":
+        if prompt.phase == "memory" or prompt.rereads:  # what may turn out to be no answer
             config = muted(config)
             tags.append("nostream")  # LangGraph streams no messages under this tag
         step = {"memagent_step": prompt.index, "memagent_phase": prompt.phase}

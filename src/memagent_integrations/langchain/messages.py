@@ -61,7 +61,7 @@ def message_fields(reading: Reading, model: str | None = None) -> dict[str, Any]
     name = model or reading.answer_model or reading.model
     metadata = {
         "model": name,
-        "chunks": sum(step.phase == "memory" for step in steps),
+        "chunks": reading.sections,
         "calls": sum(step.reply.tries for step in steps if not step.reply.recorded),
         "outcomes": dict(Tally(step.outcome for step in steps)),
         "cut": [step.index for step in steps if step.cut],

@@ -41,7 +41,7 @@ from memagent_integrations.tokens import Counter
 
 _SETTINGS = (
     *(field.name for field in fields(Budgets)),
-    *("layout", "prompts", "window", "output", "on_lost_section", "lookup", "strategy", "segments"),
+    *("layout", "prompts", "window", "output", "on_lost_section", "lookup", "strategy", "segments", "reread"),
 )
 _OPTIONS = ("backend_options", "answer_options")
 RUN = ConfigurableFieldSpec(
@@ -125,6 +125,7 @@ class ReaderSettings(RunnableSerializable[ReaderInput, AIMessage]):
     lookup: Number[int] = 0
     strategy: Strategy = "sequential"
     segments: Number[int | None] = None
+    reread: Number[int] = 0
     trace_inputs: Literal["elided", "full", "none"] = "elided"
     # a field, so that `configurable_fields` passes it on
     loaded: Lazy = Field(default_factory=Lazy, exclude=True, repr=False)

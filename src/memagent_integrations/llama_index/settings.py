@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.llms import LLM
+from llama_index.core.llms.structured_llm import StructuredLLM
 from pydantic import BaseModel
 
 from memagent_integrations.backends import Backend
@@ -49,6 +50,7 @@ class ReaderSettings(TypedDict, total=False):
     lookup: int
     strategy: Strategy
     segments: int | None
+    reread: int
 
 
 def reader_over(
@@ -69,6 +71,9 @@ def reader_over(
     answer_llm, output = others.pop("answer_llm", None), others.pop("output_cls", None)
     if output is not None and not (isinstance(output, type) and issubclass(output, BaseModel)):
         raise UsageError(f"output_cls has to be a pydantic model class, not {output!r}")
+    answering = llm if answer_llm is None else answer_llm
+    if settings.get("reread") and isinstance(answering, StructuredLLM):
+        raise UsageError("reread needs an answer that is a text, and this LLM writes objects; leave reread out")
     if tokenizer is not None and isinstance(llm, str | Backend):
         raise UsageError(
             "tokenizer goes with a LlamaIndex LLM; a backend counts by itself (load_backend may take a tokenizer)"

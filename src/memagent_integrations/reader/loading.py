@@ -35,6 +35,7 @@ def load_setup(
     lookup: int = 0,
     strategy: Strategy = "sequential",
     segments: int | None = None,
+    reread: int = 0,
     **budgets: int | None,
 ) -> Setup:
     """Return the setup for the arguments of `Reader`, with the prompts and budgets that a policy or a model brings.
@@ -67,6 +68,7 @@ def load_setup(
         lookup=lookup,
         strategy=strategy,
         segments=segments,
+        reread=reread,
     )
     same_options = not answer_options or answer_options == backend_options
     if answer_model is not None and not (answer_model == model and same_options):

@@ -108,7 +108,7 @@ class Readings:
             awaited = reader.aiter() if reader and awaiting and is_async(document) else None
             async_chunks = setup.async_chunks(question, document, memory, awaited) if awaiting else None
             source = async_chunks or setup.checked_chunks(question, reader or setup.chunks(document), memory)
-            turns = turns_of_reading(setup, journal, question, source, document, memory, task=task)
+            turns = turns_of_reading(setup, journal, question, source, document, memory, waiting=task)
             self._async_chunks.append(async_chunks)
             self._loops.append(_closing(turns, reader) if reader else turns)
         self._readings: dict[int, Reading] = {}

@@ -28,6 +28,7 @@ from memagent_integrations.reader.sharing import SharedDocument
 from memagent_integrations.reader.turns import Memory, turns_of_part, turns_of_reading
 from memagent_integrations.reader.unanswered import Unanswered
 from memagent_integrations.records import Chunk, Event, Layout, OnLostSection, Reading, Strategy
+from memagent_integrations.schedule import Waiting
 from memagent_integrations.scopes import in_thread
 
 
@@ -62,6 +63,9 @@ class Reader(BaseReader):
         strategy: "sequential", or "parallel": `segments` of the document are read side by side, and their memories
             merged in order.
         segments: how many segments a parallel reading has, 8 by default.
+        reread: 1: where the answer says that the memory does not suffice, the document is read once more, from the
+            memory as it is, and the question asked again. 0 by default. The step of that first answer has the outcome
+            "insufficient".
 
     Raises:
         UsageError: a setting is wrong, or the model's name is unknown.
@@ -91,6 +95,7 @@ class Reader(BaseReader):
         lookup: int = 0,
         strategy: Strategy = "sequential",
         segments: int | None = None,
+        reread: int = 0,
     ) -> None:
         setup = load_setup(
             model,
@@ -106,6 +111,7 @@ class Reader(BaseReader):
             lookup=lookup,
             strategy=strategy,
             segments=segments,
+            reread=reread,
             chunk_tokens=chunk_tokens,
             memory_tokens=memory_tokens,
             question_tokens=question_tokens,
@@ -238,7 +244,8 @@ class Reader(BaseReader):
         Raises:
             MemAgentError: as `read` raises it.
         """
-        unanswered = Unanswered(self._start(question, document, memory, run))
+        waiting = Waiting()
+        unanswered = Unanswered(self._start(question, document, memory, run, waiting=waiting), waiting)
         unanswered.memorizing(question).read(progress)
         return unanswered
 
@@ -252,7 +259,9 @@ class Reader(BaseReader):
         run: str | None = None,
     ) -> Unanswered:
         """`begin`, async; the document may be an async iterator, and `progress` a coroutine function."""
-        unanswered = Unanswered(self._start(question, document, memory, run, awaiting=True))
+        waiting = Waiting()
+        started = self._start(question, document, memory, run, awaiting=True, waiting=waiting)
+        unanswered = Unanswered(started, waiting)
         await unanswered.memorizing(question).aread(progress)
         return unanswered
 
@@ -371,6 +380,7 @@ class Reader(BaseReader):
         lookup: int | None = None,
         strategy: Strategy | None = None,
         segments: int | None = None,
+        reread: int | None = None,
         limits: Limits | None = None,
         **budgets: int | None,
     ) -> Self:
@@ -404,12 +414,19 @@ class Reader(BaseReader):
             answer_model=answer_model if answer_model and answer_model.backend is not model.backend else None,
             budgets=replace(self.budgets, **drop_none(**budgets)),
             **drop_none(prompts=prompts, on_lost_section=on_lost_section, lookup=lookup),
-            **drop_none(strategy=strategy, segments=segments),
+            **drop_none(strategy=strategy, segments=segments, reread=reread),
         )
         return reader
 
     def _start(
-        self, question: str, document: Any, memory: Memory, run: str | None, *, awaiting: bool = False
+        self,
+        question: str,
+        document: Any,
+        memory: Memory,
+        run: str | None,
+        *,
+        awaiting: bool = False,
+        waiting: Waiting | None = None,
     ) -> Running:
         """Return a reading that is ready to run; with `awaiting` its document may be an async iterator."""
         setup = self._setup.for_reading()
@@ -421,7 +438,7 @@ class Reader(BaseReader):
         if source is None:
             own = shared.chunks(setup.chunks) if shared else setup.chunks(document)
             source = setup.checked_chunks(question, own, memory)
-        turns = turns_of_reading(setup, self.journal, question, source, document, memory, run)
+        turns = turns_of_reading(setup, self.journal, question, source, document, memory, run, waiting)
         return Running(setup=setup, turns=turns, chunks=chunks)
 
 

@@ -116,6 +116,7 @@ def arguments_of_run(journal: Journal, run: str, given: Given, given_answer: Giv
         "lookup": settings.get("lookup", 0),
         "strategy": "parallel" if "segments" in settings else "sequential",
         "segments": settings.get("segments"),
+        "reread": settings.get("reread", 0),
         **settings["budgets"],
     }
     if "answer_model" not in settings:

@@ -23,6 +23,7 @@ from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader.model import Model
 from memagent_integrations.records import Budgets, Chunk, OnLostSection, Phase, Plan, Prompt, Reply, Strategy
 from memagent_integrations.scopes import in_thread
+from memagent_integrations.spool import Replayable, Spool
 
 _LEAST_CHUNK = 64  # smaller chunks are no advice: a document would take too many calls
 _SEGMENTS = 8  # of a parallel reading, by default
@@ -35,7 +36,8 @@ class Setup:
 
     Raises:
         UsageError: the model that answers cannot keep to `output`, `on_lost_section` or `strategy` is unknown, `lookup`
-            is no number of passages, or `segments` no number of segments, or given for a sequential reading.
+            is no number of passages, or `segments` no number of segments, or given for a sequential reading; or
+            `reread` is neither 0 nor 1, or given with `output` or for a parallel reading.
     """
 
     model: Model
@@ -47,9 +49,11 @@ class Setup:
     lookup: int = 0
     strategy: Strategy = "sequential"
     segments: int | None = None
+    reread: int = 0
 
     def __post_init__(self) -> None:
-        check_int(least=0, lookup=self.lookup)
+        check_int(least=0, lookup=self.lookup, reread=self.reread)
+        self._check_reread()
         check_int(**drop_none(segments=self.segments))
         if self.strategy not in get_args(Strategy):
             raise UsageError(f'strategy has to be "sequential" or "parallel", not {self.strategy!r}')
@@ -68,6 +72,19 @@ class Setup:
             raise UsageError(
                 "these prompts ask for an answer in \\boxed{}, output for JSON; "
                 "pass prompts.changed(answer=...) with a template that does not"
+            )
+
+    def _check_reread(self) -> None:
+        if self.reread > 1:
+            raise UsageError(f"reread has to be 0 or 1, not {self.reread}: the document is read once more, not oftener")
+        if self.reread and self.strategy == "parallel":
+            raise UsageError(
+                'reread goes on from one memory, and strategy="parallel" has several; leave one of them out'
+            )
+        if self.reread and self.output:
+            raise UsageError(
+                "reread needs an answer that can say that the memory does not suffice, and output asks for JSON; leave "
+                "one of them out"
             )
 
     def model_for(self, phase: Phase) -> Model:
@@ -233,6 +250,8 @@ class Setup:
         return self._looking_up(question, source, **part)
 
     def _read(self, question: str, source: Iterable[Chunk] | None, memory: str = "", **part: Any) -> Turns:
+        if source is not None and self.reread:
+            return self._rereading(question, source, memory=memory, **part)
         if not self.parallel_segments or source is None:
             return self._loop(question, source, memory=memory, **part)
         return parallel_loop(
@@ -261,6 +280,11 @@ class Setup:
         with PassageIndex(size, count) as index:
             look_up = partial(index.best, question, self.lookup)
             return (yield from self._read(question, index.indexed(source), look_up=look_up, **part))
+
+    def _rereading(self, question: str, source: Iterable[Chunk], **part: Any) -> Turns:
+        """Return the loop with its chunks kept, to be read once more."""
+        with Spool() as spool:
+            return (yield from self._loop(question, Replayable(source, spool), reread=self.reread, **part))
 
     def _loop(self, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
         return reading_loop(
@@ -291,6 +315,7 @@ class Setup:
             schema=self.output.schema if self.output else None,
             lookup=self.lookup,
             segments=self.parallel_segments,
+            reread=self.reread,
         )
 
     def plans(self, questions: Iterable[str], source: Iterable[Chunk]) -> list[Plan]:
@@ -308,7 +333,8 @@ class Setup:
         return [self._plan(question, tokens, number, size) for question, tokens in checked]
 
     def _plan(self, question: str, question_tokens: int, number: int, size: int) -> Plan:
-        """Return what reading so many chunks with so many tokens takes."""
+        """Return what reading so many chunks with so many tokens takes, each time that they may be read."""
+        passes = 1 + self.reread
         update = self._prompt_tokens("memory", question_tokens, 0)
         merges = max(min(self.parallel_segments, number) - 1, 0)
         merging = merges and merges * self._merging._prompt_tokens(
@@ -317,10 +343,12 @@ class Setup:
         answer_question = self.count(question, "answer") if self.answer_model else question_tokens
         return Plan(
             chunks=number,
-            calls=number + merges + 1,
+            calls=passes * (number + merges + 1),
             document_tokens=size,
-            prompt_tokens=number * update + size * self._sections + merging + self._answer_tokens(answer_question),
-            completion_tokens=(number + merges) * self.budgets.output("memory") + self.budgets.output("answer"),
+            prompt_tokens=passes
+            * (number * update + size * self._sections + merging + self._answer_tokens(answer_question)),
+            completion_tokens=passes
+            * ((number + merges) * self.budgets.output("memory") + self.budgets.output("answer")),
         )
 
     def complete(self, prompt: Prompt) -> Iterator[str | Reply]:
@@ -383,7 +411,8 @@ class Setup:
         """Return the most tokens that a prompt of this phase has, given the tokens of what it shows."""
         model, memory = self.model_for(phase), self.budgets.memory_tokens
         parts = {"question": question, "memory": memory, "section": section, "passages": passages}
-        size = self.prompts.size(phase, model.count_template, **parts)
+        rereads = phase == "answer" and self.reread > 0
+        size = self.prompts.size(phase, model.count_template, reread=rereads, **parts)
         schema = self._schema_tokens(model) if phase == "answer" else 0
         return size + schema + model.backend.template_tokens * len(self.prompts.messages(phase))
 

@@ -15,7 +15,7 @@ from memagent_integrations.journal.memories import Search
 from memagent_integrations.loop import Turns, failing, replayed
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import Chunk, Reading
-from memagent_integrations.schedule import Task
+from memagent_integrations.schedule import Waiting
 from memagent_integrations.telemetry import traced
 
 Memory = str | NamedMemory
@@ -30,28 +30,29 @@ def turns_of_reading(
     document: Any,
     memory: Memory = "",
     run: str | None = None,
-    task: Task | None = None,
+    waiting: Waiting | None = None,
 ) -> Turns:
-    """Return the loop of a whole reading, which the journal records if there is one; `task`: it is one of many."""
+    """Return the loop of a whole reading, which the journal records if there is one; `waiting` counts its pauses."""
     if not isinstance(memory, str | NamedMemory):
         raise UsageError(f"the memory has to be text or a journal's NamedMemory, not {type(memory).__name__}")
     if journal:
-        return _watched(setup, _recorded(setup, journal, question, source, file_paths(document), memory, run), task)
+        return _watched(setup, _recorded(setup, journal, question, source, file_paths(document), memory, run), waiting)
     if run is not None:
         raise UsageError("run names a reading in a journal; give the reader one (journal=...)")
     if isinstance(memory, NamedMemory):
         raise UsageError("a named memory is kept in its journal; give the reader that journal (journal=...)")
-    return _watched(setup, setup.loop(question, source, memory=memory), task)
+    return _watched(setup, setup.loop(question, source, memory=memory), waiting)
 
 
 def turns_of_part(setup: Setup, question: str, source: Iterable[Chunk] | None, **part: Any) -> Turns:
     """Return the loop of a part: updates of the memory, or without a source the answer.
 
     Raises:
-        UsageError: the setup has what takes the whole reading: it looks passages up, or reads segments side by side.
+        UsageError: the setup has what takes the whole reading: it looks passages up, reads segments side by side, or
+            reads once more.
     """
-    setting = "lookup" if setup.lookup else 'strategy="parallel"' if setup.parallel_segments else None
-    if setting:
+    of_whole = {"lookup": setup.lookup, 'strategy="parallel"': setup.parallel_segments, "reread": setup.reread}
+    if setting := next((name for name, value in of_whole.items() if value), None):
         raise UsageError(
             f"{setting} takes the whole reading (read, stream, begin, read_many): a reading in parts does not have the "
             "whole text; leave it out"
@@ -59,8 +60,8 @@ def turns_of_part(setup: Setup, question: str, source: Iterable[Chunk] | None, *
     return _watched(setup, setup.loop(question, source, answering=source is None, **part))
 
 
-def _watched(setup: Setup, turns: Turns, task: Task | None = None) -> Turns:
-    turns = limited(turns, setup.model.calls.limits.run_timeout, task)
+def _watched(setup: Setup, turns: Turns, waiting: Waiting | None = None) -> Turns:
+    turns = limited(turns, setup.model.calls.limits.run_timeout, waiting)
     return traced(turns, model=setup.model.backend.name, answer_model=setup.answer_name, budgets=setup.budgets)
 
 

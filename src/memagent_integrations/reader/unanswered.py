@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import closing
 from dataclasses import replace
@@ -11,20 +10,20 @@ from memagent_integrations.lineage import memory_after
 from memagent_integrations.loop import Turns, advance, exchange, step_made
 from memagent_integrations.reader.running import Running
 from memagent_integrations.records import Event, Prompt, Reading, Step
+from memagent_integrations.schedule import Waiting
 
 
 class Unanswered:
     """A reading whose memory is made by `Reader.begin`, and whose answer comes from `stream` or `astream`, once.
 
     The call for the answer belongs to whoever consumes it: the thread or the event loop in which the memory was made
-    may be gone by then. In a journal the run is in use until the answer has come, or this object is dropped. The time
-    until the answer is asked for does not count towards `Limits.run_timeout`.
+    may be gone by then. So do those of a second pass (`reread`). In a journal the run is in use until the answer has
+    come, or this object is dropped. The time until the answer is asked for does not count towards `Limits.run_timeout`.
     """
 
-    def __init__(self, running: Running) -> None:
-        self._running, self._turns = running, running.turns
+    def __init__(self, running: Running, waiting: Waiting) -> None:
+        self._running, self._turns, self._waiting = running, running.turns, waiting
         self._state: Prompt | Reading | None = None  # what the loop gave last: the prompt for the answer
-        self._since = 0.0
 
     def memorizing(self, question: str) -> Running:
         """Return the first part of the reading, which ends with an empty answer."""
@@ -57,7 +56,8 @@ class Unanswered:
         except BaseException:
             self._turns.close()
             raise
-        self._state, self._since = state, time.monotonic()
+        self._state = state
+        self._waiting.pause()
         if isinstance(state, Reading):
             return state
         return Reading(
@@ -71,9 +71,9 @@ class Unanswered:
 
     def _from_answer(self) -> Turns:
         with closing(self._turns):
-            state, waited = self._state, time.monotonic() - self._since
+            self._waiting.resume()
+            state = self._state
             while isinstance(state, Prompt):
-                prompt = replace(state, deadline=state.deadline + waited) if state.deadline else state
-                state = advance(self._turns, (yield from exchange(prompt)))
+                state = advance(self._turns, (yield from exchange(self._waiting.resumed(state))))
         assert isinstance(state, Reading)
         return state

@@ -72,7 +72,7 @@ def roll_out(
     rollouts: list[Rollout] = []
     failures: list[Failure] = []
     for number, reading in zip(groups, reader.read_many(jobs), strict=True):
-        if reading.error and (not reading.steps or reading.steps[-1].phase != "answer"):
+        if reading.error and not (reading.steps and reading.steps[-1].is_answer):
             failures.append(Failure(group=number, sample=questions[number].sample.id, error=reading.error))
         else:
             total = _finite(reward(reading, questions[number])) + format_reward * _in_form(reading)

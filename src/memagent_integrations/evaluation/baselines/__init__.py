@@ -32,7 +32,7 @@ _KINDS = {  # kind -> module, class, package to install
     "langchain-refine": ("langchain", "Refine", "langchain-classic"),
     "langchain-map-reduce": ("langchain", "MapReduce", "langchain-classic"),
 }
-_MEMAGENT = ("memory-first", "section-shared", "no-change", "parallel")
+_MEMAGENT = ("memory-first", "section-shared", "no-change", "parallel", "reread")
 _OPTIONS = {  # kind -> the names that it has with options
     "memagent": ("memagent", *(f"memagent:{name}" for name in _MEMAGENT)),
     "bm25": ("bm25:K",),

@@ -11,11 +11,13 @@ from memagent_integrations.prompts import PromptSet
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Layout
 
-_NO_CHANGE, _PARALLEL = "no-change", "parallel"
+_NO_CHANGE, _PARALLEL, _REREAD = "no-change", "parallel", "reread"
 
 
 class MemAgent(Baseline):
-    """Reads section by section and answers from the memory. Options, by commas: a layout, "no-change", "parallel".
+    """Reads section by section and answers from the memory.
+
+    Options, by commas: a layout, "no-change", "parallel", "reread".
 
     Without a layout and "no-change" it has the prompts of the setup, which may be a policy's.
     """
@@ -28,14 +30,14 @@ class MemAgent(Baseline):
         """
         selected = set(options.split(",")) - {""}
         layouts: list[Layout] = [layout for layout in get_args(Layout) if layout in selected]
-        known = (*get_args(Layout), _NO_CHANGE, _PARALLEL)
+        known = (*get_args(Layout), _NO_CHANGE, _PARALLEL, _REREAD)
         if len(layouts) > 1 or not selected <= set(known):
             raise UsageError(
-                f"unknown reader {self.name!r}; memagent takes one layout, {_NO_CHANGE}, {_PARALLEL}, or several of "
-                f"these ({', '.join(known)})"
+                f"unknown reader {self.name!r}; memagent takes one layout, {_NO_CHANGE}, {_PARALLEL}, {_REREAD}, or "
+                f"several of these ({', '.join(known)})"
             )
         prompts = self.setup.prompts
-        if selected - {_PARALLEL}:
+        if selected - {_PARALLEL, _REREAD}:
             no_change = _NO_CHANGE in selected
             prompts = PromptSet.default(layout=layouts[0] if layouts else "section-first", no_change=no_change)
         model = self.setup.model
@@ -45,6 +47,7 @@ class MemAgent(Baseline):
             window=model.window,
             on_lost_section="skip",  # a lost section costs points, not the sample
             strategy="parallel" if _PARALLEL in selected else "sequential",
+            reread=int(_REREAD in selected),
             **vars(self.setup.budgets),
         )
         try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import multiprocessing
-import multiprocessing.process
 import random
 import re
 import signal
@@ -14,11 +12,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.keys_task import SETTINGS, TASK, Answers, answer_slowly, make, right, run
+from helpers.processes import PROCESSES
 
 from memagent_integrations import BackendError, MemAgentError, Reading, ScriptedBackend, UsageError
 from memagent_integrations.backends.gate import Gate
@@ -305,15 +305,12 @@ def test_no_job_is_there_twice_and_the_first_samples_come_first() -> None:
 
 @pytest.mark.heavy
 def test_killed_five_times_it_gives_the_same_table(tmp_path: Path) -> None:
-    processes = multiprocessing.get_context("forkserver")  # imports the package once, not in every process
-    processes.set_forkserver_preload(["memagent_integrations.evaluation.harness"])
-
-    def start(path: Path) -> multiprocessing.process.BaseProcess:
-        process = processes.Process(target=answer_slowly, args=(path,))
+    def start(path: Path) -> BaseProcess:
+        process = PROCESSES.Process(target=answer_slowly, args=(path,))
         process.start()
         return process
 
-    def finish(process: multiprocessing.process.BaseProcess) -> int | None:
+    def finish(process: BaseProcess) -> int | None:
         process.join()
         return process.exitcode
 

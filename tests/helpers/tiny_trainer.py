@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+
+from helpers.processes import PROCESSES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from carry_a_fact import PROMPTS, TASK, constructed, drawn, fact, model_of, reader_of
@@ -59,16 +60,6 @@ SMALL = {
     "evaluate_every": 0,
     "readings_every": 0,
 }
-# The server process imports once; it has computed nothing when a process is forked from it.
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(
-    [
-        "matplotlib.figure",
-        "memagent_integrations.training.served",
-        "memagent_integrations.training.trainer",
-        "transformers.models.llama.modeling_llama",
-    ]
-)
 
 
 def draw(number: int, share: float) -> Any:
@@ -127,8 +118,8 @@ def weights(trained: Trainer) -> torch.Tensor:
 @contextmanager
 def process(target: Callable[..., None], *args: Any) -> Iterator[tuple[Any, Connection]]:
     """Run `target(pipe, *args)` in another process, and yield it with our end of the pipe; kill it at the end."""
-    here, there = _PROCESSES.Pipe()
-    worker = _PROCESSES.Process(target=_run, args=(target, torch.get_num_threads(), there, *args), daemon=True)
+    here, there = PROCESSES.Pipe()
+    worker = PROCESSES.Process(target=_run, args=(target, torch.get_num_threads(), there, *args), daemon=True)
     worker.start()
     there.close()
     try:

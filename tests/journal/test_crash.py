@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.loopback import Loopback, chat
+from helpers.processes import PROCESSES
 
 from memagent_integrations import Journal, Reader, Reading
 from memagent_integrations.backends.openai import OpenAIBackend
@@ -23,15 +22,6 @@ pytestmark = pytest.mark.heavy
 RUNS = 50
 CALLS = 7
 DOCUMENT = "".join(f"Line {n} of a document that is long enough. " for n in range(120))
-SCRIPT = """
-import sys
-from pathlib import Path
-from memagent_integrations import Reader
-url, journal, document, question = sys.argv[1:]
-options = {"base_url": url + "/v1", "tokenizer": "approximate"}
-reader = Reader("openai:m", chunk_tokens=400, memory_tokens=60, journal=journal, backend_options=options)
-reader.read(question, Path(document))
-"""
 
 
 def reply(prompt: str) -> str:
@@ -71,15 +61,15 @@ def test_killed_readings_go_on(tmp_path: Path) -> None:
 
     with Loopback(chat(respond)) as server:
 
-        def killed(plan: tuple[int, int, float]) -> int:
+        def killed(plan: tuple[int, int, float]) -> int | None:
             run, calls, moment = plan
-            child = subprocess.Popen(
-                [sys.executable, "-c", SCRIPT, server.url, str(journal), str(document), question(run)]
-            )
+            child = PROCESSES.Process(target=read, args=(server.url, journal, document, run))
+            child.start()
             assert arrived[run, calls].wait(60)
             time.sleep(moment)  # any instant from the arrival of that call on
             child.kill()
-            return child.wait()
+            child.join()
+            return child.exitcode
 
         with ThreadPoolExecutor(2) as pool:
             ends = list(pool.map(killed, plans))

@@ -4,11 +4,12 @@
     python benchmarks/many_questions.py --model openai:NAME --base-url URL
     python benchmarks/many_questions.py --model transformers:smollm2-raw --prefill
 
-Four ways, each with an empty cache: one question alone; all of them together (`ask`, layout section-shared); all of
-them together with the default layout; and one after the other, of which `--alone` are read and the rest are estimated
-from these. Tokens are the engines' own counts: those of the prompts less those from a cache. With `--prefill` a single
-section, and one token of each reply: the time of prefill alone, with and without sharing, and whether the replies
-of transformers in float32 are the same.
+Three ways, each with an empty cache and layout section-shared: one question alone; all of them together (`ask`); and
+one after the other, of which `--alone` are read and the rest are estimated from these. Tokens are the engines' own
+counts: those of the prompts less those from a cache. A reply ends at `--memory` tokens. With `--prefill` a single
+section, and one token of each reply: the time of prefill alone, with and without sharing, and whether the replies of
+transformers in float32 are the same. `shallow_model.py` writes a model whose replies say nothing, and which is read
+sooner.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="of a section")
     parser.add_argument("--memory", type=int, default=32, help="tokens of the memory")
     parser.add_argument("--alone", type=int, default=1, help="questions to read one after the other")
-    parser.add_argument("--parallel", type=int, help="slots of llama.cpp, or calls at a time")
+    parser.add_argument(
+        "--parallel", type=int, help="slots of llama.cpp (1 keeps one beginning for all), or calls at a time"
+    )
     parser.add_argument("--prefill", action="store_true")
     options = parser.parse_args()
     with load_backend(options.model, **backend_options(options)) as backend:
@@ -77,25 +80,23 @@ def backend_options(options: argparse.Namespace) -> dict[str, Any]:
     return {"parallel": places} if kind == "llamacpp" else {}
 
 
-def reader_over(backend: Backend, options: argparse.Namespace, **settings: Any) -> Reader:
+def reader_over(backend: Backend, options: argparse.Namespace) -> Reader:
     sizes = {"chunk_tokens": options.tokens, "memory_tokens": options.memory, "output_tokens": options.memory}
-    return Reader(backend, **sizes, question_tokens=64, on_lost_section="skip", **settings)
+    return Reader(backend, **sizes, question_tokens=64, on_lost_section="skip", layout="section-shared")
 
 
 def whole(backend: Backend, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the four ways."""
-    shared, default = reader_over(backend, options, layout="section-shared"), reader_over(backend, options)
+    """Measure the three ways."""
+    shared = reader_over(backend, options)
     questions = QUESTIONS[: options.questions]
     read(shared, questions[:1], document(shared, 1, seed=99))  # so that nothing is loaded while it is measured
-    texts = [document(shared, options.sections, seed) for seed in range(4)]
+    texts = [document(shared, options.sections, seed) for seed in range(3)]
     one = read(shared, questions[:1], texts[0])
     together = read(shared, questions, texts[1])
-    apart = read(default, questions, texts[2])
-    alone = [read(shared, [question], texts[3]) for question in questions[1 : options.alone + 1]]
+    alone = [read(shared, [question], texts[2]) for question in questions[1 : options.alone + 1]]
     rows = {
         "one question": one,
-        "together, section-shared": together,
-        "together, default layout": apart,
+        "together": together,
         "one after the other": {
             name: sum(each[name] for each in alone) * len(questions) / len(alone) for name in ("prefill", "seconds")
         },
@@ -143,7 +144,7 @@ def prompt_about(reader: Reader, question: str, section: str) -> Prompt:
 
 def prefill(backend: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Measure a section of transformers for all questions at once: with sharing and without."""
-    reader = reader_over(backend, options, layout="section-shared")
+    reader = reader_over(backend, options)
     questions, seconds, replies = QUESTIONS[: options.questions], {}, {}
     read(reader, questions[:2], document(reader, 1, seed=99))
     for share in (False, True):

@@ -58,9 +58,12 @@ def make_lowest(directory: Path) -> None:
 
 
 def create(directory: Path) -> tuple[object, ...]:
-    """Create an empty environment, also where there is one; return the command that installs into it."""
+    """Create an empty environment, also where there is one; return the command that installs into it.
+
+    What is imported is compiled then; to compile all modules of all packages takes pip longer than to install them.
+    """
     venv.create(directory, with_pip=True, clear=True)
-    return python_of(directory), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"
+    return python_of(directory), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"
 
 
 def run(*command: object, env: Mapping[str, str] = MappingProxyType({}), capture: bool = False) -> str:

@@ -49,7 +49,7 @@ def make(directory: Path) -> Path:
         return python
     venv.create(directory, with_pip=True, clear=True)
     pip = [str(python), "-m", "pip"]
-    install = [*pip, "install", "--quiet", "--disable-pip-version-check"]
+    install = [*pip, "install", "--quiet", "--disable-pip-version-check", "--no-compile"]  # as test_env.create
     _run(*install, TORCH)
     with tempfile.TemporaryDirectory() as folder:
         _run(*pip, "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", folder, VLLM)

@@ -62,7 +62,7 @@ backend = load_backend("smollm2-raw", window=1024)
 messages = (Message(role="user", content="Tell a long story. " * 100),)
 prompt = Prompt(index=0, phase="answer", messages=messages, max_tokens=100)
 request, sent = backend._request, threading.Event()
-backend._request = lambda prompt: (sent.set(), request(prompt))[1]
+backend._request = lambda *given: (sent.set(), request(*given))[1]
 threading.Thread(target=backend.complete, args=(prompt,), daemon=True).start()
 sent.wait()
 """

@@ -3,9 +3,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -44,6 +47,67 @@ def test_keys_and_addresses_come_from_the_environment(monkeypatch: pytest.Monkey
     with server, load_backend("openai:m") as backend:
         assert backend.complete(ask("hello")).text == "fine"
     assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+def test_further_headers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", f"X-Gateway: {KEY}-2\nauthorization: Bearer {KEY}-3\nnonsense")
+    server, backend = endpoint(lambda request: problem(400, f"{request.headers['x-gateway']} is no gateway"))
+    with server, backend, pytest.raises(BackendError) as caught:
+        backend.complete(ask("hello"))
+    sent = server.requests[0].headers
+    assert [sent[name] for name in ("OpenAI-Organization", "OpenAI-Project")] == ["org-1", "proj-1"]
+    assert [sent[name] for name in ("X-Gateway", "Authorization")] == [f"{KEY}-2", f"Bearer {KEY}-3"]
+    assert "*** is no gateway" in str(caught.value)
+    for wrong in ("a b: c", "a: ü"):
+        monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", wrong)
+        with pytest.raises(UsageError, match="OPENAI_CUSTOM_HEADERS"):
+            OpenAIBackend("m", api_key=KEY)
+
+
+async def test_a_redirection_is_followed_and_no_key_goes_to_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", f"X-Gateway: {KEY}")
+    other = Loopback(chat(["from another"]))
+    here = chat(["from here"])
+
+    def redirect(request: Request) -> Response:
+        if request.path == "/v1/chat/completions":
+            return Response(status=307, headers={"Location": "/moved/v1/chat/completions"})
+        if request.path == "/moved/v1/chat/completions" and "elsewhere" in str(request.body):
+            return Response(status=308, headers={"Location": f"{other.url}/v1/chat/completions"})
+        return here(replace(request, path="/v1/chat/completions"))
+
+    server, backend = endpoint(redirect, api_key=KEY)
+    with server, other:
+        assert backend.complete(ask("hello")).text == "from here"
+        assert (await backend.acomplete(ask("elsewhere"))).text == "from another"
+        assert next(backend.stream(ask("elsewhere"))) == "from"
+        await backend.aclose()
+    assert all(request.headers["Authorization"] == f"Bearer {KEY}" for request in server.requests)
+    assert len(other.requests) == 2
+    for request in other.requests:
+        assert KEY not in str(request.headers)
+        assert request.body["messages"][0]["content"] == "elsewhere"
+
+
+def test_a_proxy_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "nonsense://127.0.0.1:1")
+    with pytest.raises(UsageError, match="proxies that the environment names"):
+        OpenAIBackend("m", api_key=KEY)
+
+
+def test_calls_go_through_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, good = Loopback(lambda request: good(replace(request, path="/v1/chat/completions"))), chat(["fine"])
+    with server:
+        monkeypatch.setenv("HTTP_PROXY", server.url.replace("//", "//me:pass-word@"))
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        with OpenAIBackend("m", base_url="http://a.test/v1", tokenizer="approximate") as backend:
+            assert backend.complete(ask("hello")).text == "fine"
+    [request] = server.requests
+    assert request.path == "http://a.test/v1/chat/completions"
+    assert request.headers["Proxy-Authorization"].startswith("Basic ")
 
 
 def test_counts_by_what_it_is_given() -> None:
@@ -225,6 +289,84 @@ def broken_stream(after: int) -> Iterator[bytes]:
         if number == after:
             return
         yield event
+
+
+async def test_a_connection_is_used_again_and_opened_again_after_the_server_closed_it() -> None:
+    server, backend = endpoint(["one two"])
+    with server:
+        for _ in range(3):
+            list(backend.stream(ask("hello")))
+            backend.complete(ask("hello"))
+            [connection] = server.connections
+        connection.shutdown(socket.SHUT_RDWR)
+        assert backend.complete(ask("hello")).text == "one two"
+        [piece async for piece in backend.astream(ask("hello"))]
+        await backend.acomplete(ask("hello"))
+        for connection in server.connections:
+            connection.shutdown(socket.SHUT_RDWR)
+        assert (await backend.acomplete(ask("hello"))).text == "one two"
+        await backend.aclose()
+
+
+async def test_a_stream_that_does_not_end_after_its_last_event_is_left() -> None:
+    done = threading.Event()
+
+    def stream() -> Iterator[bytes]:
+        yield from events(completion("one two"))
+        done.wait(20)
+
+    server, backend = endpoint(lambda request: Response(body=stream(), headers=EVENTS), timeout=60.0)
+    started = time.monotonic()
+    with server:
+        assert list(backend.stream(ask("hello")))[:-1] == ["one", " two"]
+        assert [each async for each in backend.astream(ask("hello"))][:-1] == ["one", " two"]
+        assert time.monotonic() - started < 15
+        done.set()
+        await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "retryable"),
+    [
+        ({"message": "out of memory", "code": 503}, "status 503: out of memory", True),
+        ({"message": "out of memory", "type": "server_error"}, "failed: .*out of memory", False),
+        ("out of memory", "failed: .*out of memory", False),
+        ({"code": "context_length_exceeded"}, "does not fit into the window", None),
+    ],
+)
+async def test_an_error_in_the_midst_of_a_stream(error: Any, message: str, retryable: bool | None) -> None:
+    def stream(request: Request) -> Response:
+        sent = [*broken_stream(2), f"data: {json.dumps({'error': error})}\n\n".encode()]
+        return Response(body=iter(sent), headers=EVENTS)
+
+    server, backend = endpoint(stream)
+    with server:
+        pieces = backend.stream(ask("hello"))
+        assert [next(pieces), next(pieces)] == ["one", " two"]
+        with pytest.raises(MemAgentError, match=message) as caught:
+            next(pieces)
+        with pytest.raises(MemAgentError, match=message):
+            [piece async for piece in backend.astream(ask("hello"))]
+        await backend.aclose()
+    assert getattr(caught.value, "retryable", None) == retryable
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        (Response(status=400, body=b"no such thing"), "status 400: no such thing"),
+        (Response(status=400, body={"error": "no such thing"}), "status 400: no such thing"),
+        (Response(status=400, body={"message": "no such thing", "code": 7}), "status 400: no such thing"),
+        (Response(status=400, body={"detail": "no such thing"}), r'status 400: {"detail": "no such thing"}'),
+        (Response(status=502, body=b"<html>a page</html>", headers=HTML), "status 502: Bad Gateway"),
+        (Response(status=500), "status 500: Internal Server Error"),
+    ],
+)
+def test_what_the_server_says_is_told(response: Response, message: str) -> None:
+    server, backend = endpoint([response])
+    with server, pytest.raises(BackendError, match=message) as caught:
+        backend.complete(ask("hello"))
+    assert "for url" not in str(caught.value)
 
 
 async def test_a_stream_that_breaks_off_is_no_reply() -> None:

@@ -66,10 +66,10 @@ def test_the_name_of_a_schema_is_one_that_servers_take(title: str | None, name: 
 
 def test_openai_itself_gets_the_strict_form() -> None:
     backend = OpenAIBackend("gpt-5", api_key=KEY)
-    sent = backend._request(with_schema(Planet.model_json_schema()))["body"]["response_format"]["json_schema"]
+    sent = backend._body(with_schema(Planet.model_json_schema()))["response_format"]["json_schema"]
     assert sent["strict"] is True
     assert sent["schema"]["required"] == ["moons", "largest"]
-    free = backend._request(with_schema(Free.model_json_schema()))["body"]["response_format"]["json_schema"]
+    free = backend._body(with_schema(Free.model_json_schema()))["response_format"]["json_schema"]
     assert "strict" not in free
     assert free["schema"] == Free.model_json_schema()
 
@@ -203,7 +203,7 @@ def test_the_strict_form_has_only_what_openai_takes() -> None:
 def test_openai_gets_a_class_that_refers_to_itself_as_an_object() -> None:
     schema = Output(Tree).schema
     assert "type" not in schema, "it is a reference"
-    sent = OpenAIBackend("gpt-5", api_key=KEY)._request(with_schema(schema))["body"]["response_format"]["json_schema"]
+    sent = OpenAIBackend("gpt-5", api_key=KEY)._body(with_schema(schema))["response_format"]["json_schema"]
     assert (sent["strict"], sent["name"]) == (True, "Tree")
     assert (sent["schema"]["type"], sent["schema"]["required"]) == ("object", ["name", "branches"])
     assert sent["schema"]["properties"]["branches"]["items"] == {"$ref": "#/$defs/Tree"}

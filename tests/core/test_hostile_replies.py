@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 import tracemalloc
 import zlib
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from memagent_integrations import BackendError, Limits, MemAgentError, Reader
 from memagent_integrations.backends import connections
 from memagent_integrations.backends.failures import from_exception
+from memagent_integrations.backends.http_replies import Events
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.records import Reply, Usage
 
@@ -170,30 +172,57 @@ async def test_a_reply_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch
     assert sent < 4 * 8 * 2**20
 
 
-@pytest.mark.parametrize("line", [b"data: a\n", b":\r\n", b"id\r"])
-async def test_an_event_of_very_many_lines_is_refused(line: bytes) -> None:
-    """openai 2 copies what it has of an event with each of its lines: a megabyte of them takes minutes."""
-    with Loopback(lambda _: Response(body=b"data: \n\n" + line * 100_000, headers=EVENTS)) as server:
-        backend = OpenAIBackend("m", base_url=f"{server.url}/v1", max_retries=0)
-        with pytest.raises(BackendError, match="2,000 lines"):
+@pytest.mark.parametrize("line", [b"data: a\n", b":\r\n", b"id\r", b"data: x"])
+async def test_an_event_without_an_end_costs_what_its_bytes_cost(line: bytes) -> None:
+    """What copied the event with each of its lines, or a line with each piece, would take minutes for a megabyte."""
+
+    def pieces() -> Iterator[bytes]:
+        yield from (line * 1000 for _ in range(150))
+        yield from (line for _ in range(2000))
+
+    with Loopback(lambda _: Response(body=pieces(), headers=EVENTS)) as server:
+        backend = OpenAIBackend("m", base_url=f"{server.url}/v1", max_retries=0, timeout=20)
+        with pytest.raises(BackendError, match="broke off"):
             await asyncio.to_thread(lambda: list(backend.stream(ask("hello"))))
-        with pytest.raises(BackendError, match="2,000 lines"):
+        with pytest.raises(BackendError, match="broke off"):
             [each async for each in backend.astream(ask("hello"))]
         await backend.aclose()
 
 
+def test_a_long_line_in_very_small_pieces_is_copied_once() -> None:
+    """Copied with each piece, this megabyte would be half a terabyte."""
+    events, line = Events(), b'data: "' + b"x" * 2**20 + b'"\n\n'
+    started = time.process_time()
+    found = [event for start in range(len(line)) for event in events.decoded(line[start : start + 1])]
+    assert time.process_time() - started < 30
+    assert found == ["x" * 2**20]
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_many_events_are_no_event_of_many_lines(end: bytes) -> None:
-    stream = (b"data: a" + end * 2) * 2500
-    for size in (1, 2, 7, 8, 9, len(stream)):  # however it is cut
+def test_events_are_the_same_however_a_stream_is_cut(end: bytes) -> None:
+    lines = [
+        b": hello",
+        b"",
+        b"event: x",
+        b"data: [1,",
+        b"data:2]",
+        b"id: 7",
+        b"",
+        b"",
+        b'data: "a\xe2\x80\xa8b"',
+        b"",
+    ]
+    stream = end.join([*lines, b"data: 3", b"", b"data: [DONE]", b"", b"data: 4", b"", b""])
+    for size in range(1, len(stream) + 1):
+        events = Events()
         pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
-        assert list(connections._EventLines().checked(iter(pieces))) == pieces
-    event = (b"data: a" + end) * 2000
-    for size in (1, 8, len(event)):
-        lines = connections._EventLines()
-        assert b"".join(lines.checked(event[start : start + size] for start in range(0, len(event), size))) == event
-        with pytest.raises(BackendError, match="2,000 lines"):
-            list(lines.checked(iter([b"data: b" + end])))
+        found = []
+        for piece in pieces:
+            found += events.decoded(piece)
+            if events.ended:
+                break
+        assert found == [[1, 2], "a\u2028b", 3]
+        assert events.ended
 
 
 def test_many_replies_over_one_connection_may_be_long_together(monkeypatch: pytest.MonkeyPatch) -> None:

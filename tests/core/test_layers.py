@@ -26,7 +26,7 @@ HOMES = {  # heavy package -> the only files and folders that may import it
     "gguf": {"backends/gguf_adapter.py", "backends/requantise.py"},
     "vllm": {"backends/vllm.py"},
     "xllamacpp": {"backends/llamacpp.py"},
-    "openai": {"backends/openai.py"},
+    "httpx": {"backends/connections.py", "backends/http_replies.py", "backends/openai.py"},
     "tiktoken": {"tokens.py"},
     "tokenizers": {"tokens.py"},
     "langchain": {"langchain/"},

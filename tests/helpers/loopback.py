@@ -65,6 +65,11 @@ class Loopback:
         self._server.respond, self._server.requests = respond, self.requests
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
+    @property
+    def connections(self) -> list[socket.socket]:
+        """The connections that are open."""
+        return list(self._server.connections)
+
     def bodies(self, path: str) -> list[Any]:
         """Return the bodies of the requests to a path."""
         return [request.body for request in self.requests if request.path == path]
@@ -76,7 +81,7 @@ class Loopback:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        for connection in list(self._server.connections):  # kept-alive connections end with the server
+        for connection in self.connections:  # kept-alive connections end with the server
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 

@@ -72,7 +72,7 @@ def by_llamacpp(file: Path, adapter: Path | str | None, prompts: Sequence[list[i
 
 def _next(backend: Any, prompt: list[int]) -> Any:
     body = {"prompt": prompt, "n_predict": 1, "n_probs": 10**6, "logit_bias": [[70, 1000]]}
-    answer = backend._client.post(f"{backend._server.listening_address}/completion", body=body, cast_to=object)
+    answer = backend._ask(f"{backend._server.listening_address}/completion", body)
     logprobs = {token["id"]: token["logprob"] for token in answer["completion_probabilities"][0]["top_logprobs"]}
     return torch.tensor([logprobs[token] for token in range(len(logprobs))], dtype=torch.float64)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from memagent_integrations.backends.replies import ReplyBuilder, finish_reason
@@ -15,12 +14,11 @@ class CompletionBuilder(ReplyBuilder):
     """Builds a reply from a completion."""
 
     def take(self, completion: Any) -> None:
-        """Take a completion that is not streamed: decoded JSON, or the text of it if the server did not call it JSON.
+        """Take a completion that is not streamed: decoded JSON.
 
         Raises:
             ValueError: it has no choices; `failures.from_exception` knows this form.
         """
-        completion = _decoded(completion) if isinstance(completion, str) else completion
         choices = _field(completion, "choices")
         if not choices or not isinstance(choices, list):
             error = _field(completion, "error")
@@ -64,13 +62,6 @@ class StreamBuilder(CompletionBuilder):
         if self.finish_reason is None:
             raise BackendError("the stream broke off before the reply was complete", retryable=True)
         return super().reply()
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
 
 
 def _field(value: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Connections of the OpenAI SDK's HTTP clients that keep to limits: how long a call waits, and how much it is sent.
+"""Clients of httpx that keep to limits: how long a call waits, how much it is sent, and who gets to see its secrets.
 
 httpx starts its time limits anew with each byte, and a thread that waits for a socket hears of nothing else. So each
 sync connection waits in slices, in the scope of its call. Of the async ones only the size of a reply is limited here,
@@ -7,106 +7,133 @@ because a task that is cancelled closes its connection.
 
 from __future__ import annotations
 
-import re
+import os
+import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from memagent_integrations.errors import BackendError
+import httpx
+
+from memagent_integrations.backends.access import Access
+from memagent_integrations.errors import BackendError, UsageError
 from memagent_integrations.scopes import check, deadline, slices
 
 MOST_BYTES = 32 * 2**20
 """The longest reply, in bytes as they come: a stream has about 300 for each token."""
-_MOST_LINES = 2000
-"""The most lines of an event: the SDK may copy what it has of an event with each line of it."""
-_END_OF_LINE = re.compile(rb"\r\n|\n|\r")
-_END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")  # what the SDK takes for one
 _CONNECTING = 10.0  # seconds: while the system connects, nothing is heard
+_IDLE = 3.0  # seconds that a connection is kept without a call: servers (uvicorn, llama.cpp) close it after five
 _LONGEST = 86400.0  # seconds: no system takes a time limit of any size
 _PIECE = 2**16  # bytes of a request that are sent at once
+_HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "memagent-integrations"}
 
 
-def limit(client: Any) -> None:
-    """Make a client of httpx or httpx2, sync or async, keep to the limits, and log no query.
+def client(access: Access, *, timeout: float, kept: int, proxies: bool = True) -> httpx.Client:
+    """Return a client for a server, which keeps `kept` connections open between calls; there is no limit of the others.
 
-    It takes no reply that is compressed.
+    It follows redirections, takes no reply that is compressed, logs no query, and uses the proxies that the environment
+    names if it may.
+
+    Raises:
+        UsageError: the address or a proxy is none.
     """
-    is_async = hasattr(client, "aclose")
-    client.headers["Accept-Encoding"] = "identity"
-    client.event_hooks = {
-        "request": [_ahide_query if is_async else _hide_query],
-        "response": [_acheck_response if is_async else _check_response],
-    }
-    for transport in (client._transport, *client._mounts.values()):
-        if pool := getattr(transport, "_pool", None):
-            pool._network_backend = (_AsyncNetwork if is_async else _Network)(pool._network_backend)
+    rules = _Rules(access)
+    hooks = {"request": [rules.check_request], "response": [rules.check_response]}
+    made: httpx.Client = _made(_Client, access, timeout, kept, proxies, hooks)
+    for pool in _pools(made):
+        pool._network_backend = _Network(pool._network_backend)
+    return made
 
 
-def limit_lines(response: Any) -> None:
-    """Make a response that is about to be read as a stream of events end at one of very many lines."""
-    lines, pieces, apieces = _EventLines(), response.iter_bytes, response.aiter_bytes
-    response.iter_bytes = lambda: lines.checked(pieces())
-    response.aiter_bytes = lambda: lines.achecked(apieces())
+def async_client(access: Access, *, timeout: float, kept: int, proxies: bool = True) -> httpx.AsyncClient:
+    """`client`, async."""
+    rules = _Rules(access)
+
+    async def check_request(request: httpx.Request) -> None:
+        rules.check_request(request)
+
+    async def check_response(response: httpx.Response) -> None:
+        rules.check_response(response)
+
+    hooks = {"request": [check_request], "response": [check_response]}
+    made: httpx.AsyncClient = _made(httpx.AsyncClient, access, timeout, kept, proxies, hooks)
+    for pool in _pools(made):
+        pool._network_backend = _AsyncNetwork(pool._network_backend)
+    return made
 
 
-def _hide_query(request: Any) -> None:
-    """Let the HTTP client log the address of a request without its query, which may hold a secret."""
-    kind: Any = type(request.url)
-    if request.url.query:
-        request.url = _quiet(kind)(request.url)
+class _Client(httpx.Client):
+    """Closes its connections when nobody needs it any more."""
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
 
 
-async def _ahide_query(request: Any) -> None:
-    """`_hide_query`, for an async client."""
-    _hide_query(request)
+def _made(kind: Callable[..., Any], access: Access, timeout: float, kept: int, proxies: bool, hooks: Any) -> Any:
+    try:
+        return kind(
+            base_url=access.url,
+            headers=_HEADERS | access.headers,
+            params=access.query,
+            timeout=timeout,
+            follow_redirects=True,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=kept, keepalive_expiry=_IDLE),
+            verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
+            trust_env=proxies,
+            event_hooks=hooks,
+        )
+    except (httpx.InvalidURL, ValueError, ImportError) as error:
+        problem = "there is no client for base_url and the proxies that the environment names"
+        raise UsageError(f"{problem}: {type(error).__name__}: {error}") from None
+
+
+def _pools(made: Any) -> list[Any]:
+    transports = (made._transport, *made._mounts.values())
+    return [transport._pool for transport in transports if hasattr(transport, "_pool")]
 
 
 @cache
-def _quiet(kind: Any) -> Any:
-    """Return the client's class of addresses, whose texts have no query; what is sent has it."""
-
-    def text(url: Any) -> str:
-        return str(kind(url).copy_with(query=None))
-
-    return type(kind.__name__, (kind,), {"__str__": text, "__repr__": text})
-
-
-def _check_response(response: Any) -> None:
-    """Refuse what would have to be unpacked: a few bytes may hold any number."""
-    coding = response.headers.get("Content-Encoding", "identity")
-    if coding.strip().lower() not in ("", "identity"):
-        problem = f"the server sent a compressed reply ({coding[:20]!r}), although none was asked for"
-        raise BackendError(f"{problem}; switch compression off there")
+def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
+    """Return whom connections trust: those whom SSL_CERT_FILE or SSL_CERT_DIR name, else certifi and the system."""
+    context = httpx.create_ssl_context()  # takes tens of milliseconds
+    if not (file or folder):
+        context.load_default_certs()
+    return context
 
 
-async def _acheck_response(response: Any) -> None:
-    _check_response(response)
+class _Rules:
+    """What holds for all requests to a server, and for those to which it redirects them."""
+
+    def __init__(self, access: Access) -> None:
+        self._url, self._private = httpx.URL(access.url), [*access.headers]
+
+    def check_request(self, request: httpx.Request) -> None:
+        """Let no other server have the keys, and have the client log the address without its query."""
+        url, own = request.url, self._url
+        if (url.host, url.port) != (own.host, own.port) or url.scheme not in (own.scheme, "https"):
+            for name in self._private:
+                request.headers.pop(name, None)
+        if url.query:
+            request.url = _QuietURL(url)
+
+    def check_response(self, response: httpx.Response) -> None:
+        """Refuse what would have to be unpacked: a few bytes may hold any number."""
+        coding = response.headers.get("Content-Encoding", "identity")
+        if coding.strip().lower() not in ("", "identity"):
+            problem = f"the server sent a compressed reply ({coding[:20]!r}), although none was asked for"
+            raise BackendError(f"{problem}; switch compression off there")
 
 
-class _EventLines:
-    """Counts the lines since the end of the last event in a stream, whose pieces it hands on."""
+class _QuietURL(httpx.URL):
+    """An address whose text has no query; what is sent has it."""
 
-    def __init__(self) -> None:
-        self._lines = 0
-        self._ends = b""  # of lines, with which the last piece ended: the next one may go on with them
+    def __str__(self) -> str:
+        return str(self.copy_with(query=None))
 
-    def checked(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in pieces:
-            yield self._counted(piece)
-
-    async def achecked(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for piece in pieces:
-            yield self._counted(piece)
-
-    def _counted(self, piece: bytes) -> bytes:
-        self._lines -= len(_END_OF_LINE.findall(self._ends))
-        for number, part in enumerate(_END_OF_EVENT.split(self._ends + piece)):
-            self._lines = (0 if number else self._lines) + len(_END_OF_LINE.findall(part))
-            self._ends = part[len(part.rstrip(b"\r\n")) :][-3:]
-            if self._lines > _MOST_LINES:
-                raise BackendError(f"the server sent an event of more than {_MOST_LINES:,} lines", retryable=True)
-        return piece
+    __repr__ = __str__
 
 
 class _Wrapper:

@@ -43,7 +43,7 @@ _PROGRAMMING_ERRORS = (  # a ValueError may be one, or an answer that a client c
     Warning,
 )
 _CONNECTION_FAILURES = re.compile(
-    r"Timeout|TimedOut|Connect|Network|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded"
+    r"Timeout|TimedOut|Connect|Network|Proxy|RemoteProtocol|IncompleteRead|RateLimit|ServiceUnavailable|Overloaded"
 )
 _UNTRUSTED = re.compile(
     r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|SSLCertVerificationError|CertificateError"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import ProxyHandler, Request, build_opener
 
 from memagent_integrations import files
+from memagent_integrations.backends.http_replies import decoded
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.checks import MOST, check_int, check_number, drop_none
 from memagent_integrations.errors import BackendError, MissingExtra, UsageError
@@ -143,7 +144,7 @@ class LlamaCppBackend(OpenAIBackend):
     def _busy(self, server: Server) -> bool:
         """Return whether the server is computing anything."""
         with self._errors():
-            slots: Any = self._client.get(f"{server.listening_address}/slots", cast_to=object)
+            slots: Any = decoded(self._client.get(f"{server.listening_address}/slots"))
         return any(slot["is_processing"] for slot in slots)
 
 

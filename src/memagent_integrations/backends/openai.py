@@ -1,25 +1,25 @@
-"""Any endpoint that speaks the OpenAI chat completions protocol, through the openai SDK (2.x and 3.x)."""
+"""Any endpoint that speaks the OpenAI chat completions protocol, over httpx."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import json
-import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections import deque
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
 from typing import Any, Literal, get_args
-from urllib.parse import urlsplit
 
-import openai
+import httpx
 
 from memagent_integrations.backends import connections
 from memagent_integrations.backends.access import access
 from memagent_integrations.backends.base import Backend, digest
 from memagent_integrations.backends.completions import CompletionBuilder, StreamBuilder, int_or_none
 from memagent_integrations.backends.failures import redacted, translated
+from memagent_integrations.backends.http_replies import Events, decoded, successful
 from memagent_integrations.backends.replies import unusable_answer
 from memagent_integrations.backends.schemas import response_format
 from memagent_integrations.checks import check_int, check_number, drop_none
@@ -31,20 +31,23 @@ from memagent_integrations.scopes import Scope, acquired
 from memagent_integrations.tokens import Counter, counter_of, load_counter
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-_PATH = "/chat/completions"
 _COUNTING_TIMEOUT = 60.0  # seconds
+_LAST_BYTES = 0.1  # seconds that a stream may go on after its last event, if its connection is to be used again
+_NO_MATTER = (BackendError, TimeoutError, httpx.HTTPError)  # in those seconds
+_Client = httpx.Client | httpx.AsyncClient
 LimitParameter = Literal["max_tokens", "max_completion_tokens"]
 
 
 class OpenAIBackend(Backend):
     """An OpenAI-compatible endpoint: OpenAI itself, vLLM, llama.cpp's server, Ollama, a gateway.
 
-    `api_key` and `base_url` default to OPENAI_API_KEY and OPENAI_BASE_URL, as in the SDK. Tokens are counted by the
-    endpoint's own `/tokenize` where it has one, by tiktoken for OpenAI's models, else they are estimated, with a
-    warning; `tokenizer` overrides that with a counter or a name that `load_counter` knows. A setting left None is not
-    sent, so the server's default holds. The reader retries failed calls up to `max_retries` times. `concurrency` limits
-    the calls in flight, once for all threads together and once for each event loop; streams, which last as long as
-    their consumers take, are not counted.
+    `api_key` and `base_url` default to OPENAI_API_KEY and OPENAI_BASE_URL; as OpenAI's own client does, it also sends
+    the headers of OPENAI_ORG_ID, OPENAI_PROJECT_ID and OPENAI_CUSTOM_HEADERS. Tokens are counted by the endpoint's own
+    `/tokenize` where it has one, by tiktoken for OpenAI's models, else they are estimated, with a warning; `tokenizer`
+    overrides that with a counter or a name that `load_counter` knows. A setting left None is not sent, so the server's
+    default holds. The reader retries failed calls up to `max_retries` times. `concurrency` limits the calls in flight,
+    once for all threads together and once for each event loop; streams, which last as long as their consumers take, are
+    not counted.
 
     Raises:
         UsageError: a setting is wrong, or there is neither an API key nor a `base_url` to do without one.
@@ -84,15 +87,13 @@ class OpenAIBackend(Backend):
         self.model = model
         self.concurrency, self.max_retries = concurrency, max_retries
         self._timeout = timeout
-        self._settings: dict[str, Any] = {"timeout": timeout, "max_retries": 0}
-        base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
-        self._settings |= access(model, api_key, base_url)
-        self._client = openai.OpenAI(**self._settings, **self._http(openai.DefaultHttpxClient))
-        connections.limit(self._client._client)
-        address = urlsplit(str(self._client.base_url))
-        self._address = address.geturl()
-        self._secrets = [self._client.api_key, *secrets_in({"base_url": base_url, "extra_body": extra_body})]
-        self._hosted = f".{address.hostname}".endswith(".openai.com")
+        self._access = access(model, api_key, base_url)
+        self._http: dict[str, Any] = {"timeout": timeout, "kept": max(concurrency, 100), "proxies": self._proxies}
+        self._client = connections.client(self._access, **self._http)
+        address = self._client.base_url
+        self._address = str(address)
+        self._secrets = [*self._access.secrets, *secrets_in({"extra_body": extra_body})]
+        self._hosted = f".{address.host}".endswith(".openai.com")
         self.takes_any_length = self._hosted
         self._options = drop_none(temperature=temperature, top_p=top_p, seed=seed)
         self._extra_body = dict(extra_body or {})
@@ -102,7 +103,7 @@ class OpenAIBackend(Backend):
         self._counting_lock, self._lock = threading.Lock(), threading.Lock()
         self._closed, self._calls = False, 0
         self._slots = threading.BoundedSemaphore(concurrency)
-        self._async: dict[asyncio.AbstractEventLoop, AsyncGenerator[tuple[openai.AsyncOpenAI, asyncio.Semaphore]]] = {}
+        self._async: dict[asyncio.AbstractEventLoop, AsyncGenerator[tuple[httpx.AsyncClient, asyncio.Semaphore]]] = {}
 
     @property
     def window(self) -> int | None:  # type: ignore[override]
@@ -124,7 +125,7 @@ class OpenAIBackend(Backend):
         """Return the endpoint's reply."""
         builder = CompletionBuilder()
         with self._slot(prompt), self._call():
-            builder.take(self._client.post(_PATH, **self._request(prompt)))
+            builder.take(decoded(self._client.send(self._request(self._client, prompt))))
         return builder.reply()
 
     async def acomplete(self, prompt: Prompt) -> Reply:
@@ -132,29 +133,41 @@ class OpenAIBackend(Backend):
         builder = CompletionBuilder()
         async with self._acall() as (client, slots), slots:
             with self._errors():
-                builder.take(await client.post(_PATH, **self._request(prompt)))
+                builder.take(decoded(await client.send(self._request(client, prompt))))
         return builder.reply()
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """Yield the reply as the endpoint streams it; a stream that breaks off is an error, and is not repeated."""
-        builder = StreamBuilder()
-        with self._call(), self._client.post(_PATH, **self._request(prompt, openai.Stream)) as events:
-            connections.limit_lines(events.response)
-            for event in events:
-                if text := builder.add(event):
-                    yield text
+        builder, events = StreamBuilder(), Events()
+        with self._call(), closing(self._sent(prompt)) as response:
+            pieces = successful(response).iter_bytes()
+            for piece in pieces:
+                for event in events.decoded(piece):
+                    if text := builder.add(event):
+                        yield text
+                if events.ended:
+                    break
+            with suppress(*_NO_MATTER), Scope(time.monotonic() + _LAST_BYTES):
+                deque(pieces, maxlen=0)
         yield builder.reply()
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
-        builder = StreamBuilder()
+        builder, events = StreamBuilder(), Events()
         async with self._acall() as (client, _):
             with self._errors():
-                async with await client.post(_PATH, **self._request(prompt, openai.AsyncStream)) as events:
-                    connections.limit_lines(events.response)
-                    async for event in events:
-                        if text := builder.add(event):
-                            yield text
+                async with aclosing(await self._asent(client, prompt)) as response:
+                    pieces = successful(response).aiter_bytes()
+                    async for piece in pieces:
+                        for event in events.decoded(piece):
+                            if text := builder.add(event):
+                                yield text
+                        if events.ended:
+                            break
+                    with suppress(*_NO_MATTER):
+                        async with asyncio.timeout(_LAST_BYTES):
+                            async for _ in pieces:
+                                pass
         yield builder.reply()
 
     def close(self) -> None:
@@ -175,12 +188,23 @@ class OpenAIBackend(Backend):
         if idle:
             await asyncio.to_thread(self._free)
 
-    def _http(self, client: Callable[..., Any]) -> dict[str, Any]:
-        return {} if self._proxies else {"http_client": client(trust_env=False)}
-
     def _free(self) -> None:
         """Free what calls need, after the last of them."""
         self._client.close()
+
+    def _sent(self, prompt: Prompt) -> httpx.Response:
+        """Return the answer to a request for a stream, unread unless it is an error."""
+        response = self._client.send(self._request(self._client, prompt, stream=True), stream=True)
+        if not response.is_success:
+            response.read()
+        return response
+
+    async def _asent(self, client: httpx.AsyncClient, prompt: Prompt) -> httpx.Response:
+        """`_sent`, async."""
+        response = await client.send(self._request(client, prompt, stream=True), stream=True)
+        if not response.is_success:
+            await response.aread()
+        return response
 
     @contextmanager
     def _slot(self, prompt: Prompt) -> Iterator[None]:
@@ -212,7 +236,7 @@ class OpenAIBackend(Backend):
                 contextvars.Context().run(self._free)  # whose calls do not end with this one's scope
 
     @asynccontextmanager
-    async def _acall(self) -> AsyncGenerator[tuple[openai.AsyncOpenAI, asyncio.Semaphore]]:
+    async def _acall(self) -> AsyncGenerator[tuple[httpx.AsyncClient, asyncio.Semaphore]]:
         """`_call`, async, without translating errors; yield this event loop's client and the semaphore of its calls."""
         self._begin()
         try:
@@ -241,7 +265,7 @@ class OpenAIBackend(Backend):
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Translate what the SDK raises in the block. What it cannot read, it meets with errors of many classes."""
+        """Translate what the block raises; what cannot be read, the decoders meet with errors of many classes."""
         name = f"{self.model} at {self._address}"
         with redacted(self._secrets):
             try:
@@ -250,7 +274,7 @@ class OpenAIBackend(Backend):
             except _UNREADABLE as error:
                 raise unusable_answer(error, name, self._secrets) from error
 
-    async def _async_client(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
+    async def _async_client(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
         loop = asyncio.get_running_loop()  # a connection belongs to the event loop that opened it
         with self._lock:
             for closed_loop in [each for each in self._async if each.is_closed()]:
@@ -258,22 +282,21 @@ class OpenAIBackend(Backend):
             connections = self._async.setdefault(loop, self._connections())
         return await connections.asend(None)
 
-    async def _connections(self) -> AsyncGenerator[tuple[openai.AsyncOpenAI, asyncio.Semaphore]]:
+    async def _connections(self) -> AsyncGenerator[tuple[httpx.AsyncClient, asyncio.Semaphore]]:
         """Yield one event loop's client and the semaphore of its calls, again and again.
 
         This is a generator because `asyncio.run` closes every async generator at its end, and so the connections.
         """
         slots = asyncio.Semaphore(self.concurrency)
-        async with openai.AsyncOpenAI(**self._settings, **self._http(openai.DefaultAsyncHttpxClient)) as client:
-            connections.limit(client._client)
+        async with connections.async_client(self._access, **self._http) as client:
             while True:
                 yield client, slots
 
-    def _request(self, prompt: Prompt, stream: type[Any] | None = None) -> dict[str, Any]:
-        """Return the arguments of the SDK's `post`; `stream` is the class of its streams, for a reply that is streamed.
+    def _request(self, client: _Client, prompt: Prompt, *, stream: bool = False) -> httpx.Request:
+        seconds = self._seconds(prompt) if prompt.deadline else self._timeout
+        return _post(client, "chat/completions", self._body(prompt, stream=stream), seconds)
 
-        `chat.completions.create` would first look through the request for what JSON does not have: a millisecond.
-        """
+    def _body(self, prompt: Prompt, *, stream: bool = False) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": message.role, "content": message.content} for message in prompt.messages],
@@ -284,12 +307,7 @@ class OpenAIBackend(Backend):
             body["response_format"] = response_format(prompt.schema, hosted=self._hosted)
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return {
-            "body": body | self._extra_body,
-            "options": {"timeout": self._seconds(prompt)} if prompt.deadline else {},
-            "cast_to": object,  # decoded JSON: the SDK's models would take a quarter of the call's time
-            **({"stream": True, "stream_cls": stream[object]} if stream else {}),
-        }
+        return body | self._extra_body
 
     def _seconds(self, prompt: Prompt) -> float:
         """Return how many seconds a call for this prompt may take."""
@@ -301,11 +319,10 @@ class OpenAIBackend(Backend):
         It has to come within the time limit as a whole.
         """
         seconds = seconds or self._timeout
-        options: Any = {"timeout": seconds}
         with self._call(), Scope(time.monotonic() + seconds):
             if body is None:
-                return self._client.get(path, cast_to=object, options=options)
-            return self._client.post(path, body=body, cast_to=object, options=options)
+                return decoded(self._client.get(path, timeout=seconds))
+            return decoded(self._client.send(_post(self._client, path, body, seconds)))
 
     def _counter_and_window(self) -> tuple[Counter, int | None]:
         if self._counting:
@@ -332,7 +349,7 @@ class OpenAIBackend(Backend):
         try:
             _, window = self._tokenize("a")
         except BackendError as error:
-            if error.retryable or self._closed or getattr(error.__context__, "status_code", None) in (401, 403):
+            if error.retryable or self._closed or error.status in (401, 403):
                 raise
             return counter_of(self.model), None
         return lambda text: self._tokenize(text)[0], window
@@ -350,6 +367,13 @@ class OpenAIBackend(Backend):
         if not isinstance(answer, dict) or not isinstance(tokens, list):
             raise BackendError(f"{self._address} did not answer /tokenize with tokens")
         return len(tokens), int_or_none(answer.get("max_model_len"))
+
+
+def _post(client: _Client, path: str, body: Any, seconds: float) -> httpx.Request:
+    """Return a request with a body, to a path below the client's address or to an address of its own."""
+    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    headers = {"Content-Type": "application/json"}
+    return client.build_request("POST", path, content=content, headers=headers, timeout=seconds)
 
 
 def _is_json(extra_body: Any) -> bool:

@@ -241,7 +241,7 @@ class _Server(OpenAIBackend):
 
     def _refused(self, error: BackendError, path: Path, rank: int) -> UsageError | None:
         """Return an error that says how to start the server, if that is why it does not load an adapter."""
-        message, status = str(error), getattr(error.__context__, "status_code", None)
+        message, status = str(error), error.status
         start = _START.format(rank=served_rank(rank))
         if "No adapter found" in message:
             problem = f"{self.address} does not see {path}, where this process has written its adapter"

@@ -22,7 +22,7 @@ from memagent_integrations import Backend, BackendError, ContextOverflow, MemAge
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.records import Reply, Usage
 
-pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+pytestmark = pytest.mark.heavy
 
 HTML = {"Content-Type": "text/html"}
 JSON = {"Content-Type": "application/json"}

@@ -39,7 +39,7 @@ from memagent_integrations.langchain import ChatModelBackend
 from memagent_integrations.llama_index import LLMBackend
 from memagent_integrations.records import Reply, Usage
 
-pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPLETIONS = "/v1/chat/completions"
@@ -148,6 +148,7 @@ def test_c_the_output_limit_goes_by_the_name_that_the_server_knows() -> None:
         assert {name: value for name, value in body.items() if name.startswith("max_")} == sent
 
 
+@pytest.mark.openai
 def test_c_the_output_limit_of_a_chat_openai_is_the_reader_s() -> None:
     """`ChatOpenAI(max_tokens=7)` sends `max_completion_tokens`."""
     with Loopback(chat(reply_to)) as server:
@@ -171,6 +172,7 @@ def test_c_extra_body_is_sent_and_reasoning_stays_out_of_the_memory(stream: bool
     assert not any("let me think" in body["messages"][0]["content"] for body in bodies)
 
 
+@pytest.mark.openai
 async def test_c_a_chat_openai_tells_the_same_usage_streamed_or_not() -> None:
     """With a `base_url` it requests no usage for a stream; our reader does."""
     question: Any = {"question": "Why?", "context": DOCUMENT}
@@ -207,6 +209,7 @@ def test_c_what_an_openai_like_does_not_know_or_tell_is_unknown() -> None:
     assert answer == {"max_tokens": 60, "stream_options": {"include_usage": True}}
 
 
+@pytest.mark.openai
 def test_c_tokens_are_counted_without_a_download() -> None:
     """Where nothing counts, the error names the ways out; llama-index-core ships the vocabularies (see conftest.py)."""
 
@@ -233,6 +236,7 @@ def test_c_tokens_are_counted_without_a_download() -> None:
         assert ChatModelBackend(chat_model(server), tokenizer=f"tiktoken:{encoding}").count("hello") == 1
 
 
+@pytest.mark.openai
 def test_c_the_window_is_that_of_the_model_s_profile() -> None:
     known, unknown = (ChatOpenAI(model=name, api_key=SecretStr("k")) for name in ("gpt-5", "mine"))
     window = ChatModelBackend(known, tokenizer="approximate").window

@@ -17,7 +17,7 @@ from memagent_integrations.backends.schemas import strict_schema
 from memagent_integrations.outputs import Output
 from memagent_integrations.records import Message, Prompt
 
-pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+pytestmark = pytest.mark.heavy
 
 REPLY = '{"name": "Jupiter", "gas": true}'
 

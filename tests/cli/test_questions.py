@@ -17,7 +17,7 @@ from helpers.terminal import written_to
 
 from memagent_integrations import Journal, Reading
 
-pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+pytestmark = pytest.mark.heavy
 TIDE = "Who noted the tide?"
 BOTH = ("-q", QUESTION, "-q", TIDE)
 FACT = "The code of the north gate is 7319."

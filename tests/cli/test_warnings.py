@@ -11,7 +11,7 @@ import pytest
 from helpers.command_line import CHUNKED, CHUNKS, PROGRAM, QUESTION, at, prompts, reply, run
 from helpers.loopback import Loopback, chat
 
-pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture

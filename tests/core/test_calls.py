@@ -206,7 +206,6 @@ def test_the_end_of_a_readings_time_says_nothing_of_the_server() -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.openai
 def test_a_server_that_cannot_count_is_not_asked_by_every_document() -> None:
     with Loopback(lambda request: Response(status=503, body={"error": {"message": "down"}})) as server:
         backend = OpenAIBackend("m", base_url=f"{server.url}/v1", max_retries=0)
@@ -216,7 +215,6 @@ def test_a_server_that_cannot_count_is_not_asked_by_every_document() -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.openai
 def test_a_call_that_was_given_up_waits_for_no_place() -> None:
     """Otherwise it would be made when nobody wants its reply, and hold up a call that somebody waits for."""
     go, arrived, good = threading.Event(), threading.Semaphore(0), chat(["a note"])

@@ -849,7 +849,6 @@ async def test_complaint_12_documents_at_a_time_can_be_bounded_llama_index(how: 
 
 @BOTH
 @pytest.mark.heavy
-@pytest.mark.openai
 async def test_complaint_12_calls_of_an_endpoint_at_a_time_can_be_bounded(door: Door) -> None:
     """langchain #15767, #29425."""
     peak, answer = Peak(), chat(say)
@@ -1104,7 +1103,6 @@ async def test_complaint_16_no_tokenizer_is_guessed_or_fetched(offline: list[Any
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @EACH_WAY
 @pytest.mark.heavy
-@pytest.mark.openai
 async def test_complaint_17_the_output_limit_has_the_name_that_the_server_knows(way: str, name: str) -> None:
     """langchain #29954."""
     with Loopback(chat(say)) as server:

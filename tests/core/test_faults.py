@@ -18,7 +18,7 @@ from helpers.loopback import Loopback, Request, Response, chat, completion, even
 from memagent_integrations import BackendError, Reader, Reading
 from memagent_integrations.backends.openai import OpenAIBackend
 
-pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = "Some words of a long document. " * 60

@@ -18,7 +18,7 @@ from helpers.ways import wait_until
 from memagent_integrations import BackendError, Limits, Reader, Reading, ScriptedBackend
 from memagent_integrations.backends.openai import OpenAIBackend
 
-pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+pytestmark = pytest.mark.heavy
 
 DOCUMENT = "The harbour master noted the tide and the weather. " * 20
 QUESTION = "What was noted?"

@@ -28,7 +28,7 @@ from memagent_integrations.backends.http_replies import Events
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.records import Reply, Usage
 
-pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+pytestmark = pytest.mark.heavy
 
 JSON = {"Content-Type": "application/json"}
 EVENTS = {"Content-Type": "text/event-stream"}

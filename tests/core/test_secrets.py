@@ -19,7 +19,7 @@ from memagent_integrations import Journal, MemAgentError, Reader, Reading, save_
 from memagent_integrations.backends.openai import OpenAIBackend
 from memagent_integrations.trace import page
 
-pytestmark = [pytest.mark.heavy, pytest.mark.openai]
+pytestmark = pytest.mark.heavy
 
 KEY = "a-key-that-nobody-may-see-0123456789"
 DOCUMENT = "Some words of a long document. " * 60

@@ -117,7 +117,6 @@ def test_the_windows_of_openais_models_are_larger_than_what_is_assumed(caplog: p
 
 
 @pytest.mark.heavy
-@pytest.mark.openai
 def test_an_endpoint_that_reports_its_window_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with Loopback(chat(lambda _: "x")) as server, caplog.at_level(logging.WARNING):
         options = {"base_url": f"{server.url}/v1", "api_key": "k"}

@@ -589,7 +589,6 @@ def test_a_tokenizer_by_name_or_none_at_all() -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.openai
 def test_a_named_backend_is_loaded_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
     subject = MemAgentReader("openai:local", **SMALL)
@@ -605,7 +604,6 @@ def test_a_named_backend_is_loaded_once(server: Server, monkeypatch: pytest.Monk
 
 
 @pytest.mark.heavy
-@pytest.mark.openai
 def test_a_policy_brings_its_prompts_and_budgets(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -627,7 +625,6 @@ def test_a_policy_brings_its_prompts_and_budgets(
 
 
 @pytest.mark.heavy
-@pytest.mark.openai
 def test_an_answer_that_is_not_streamed_comes_from_a_call_like_the_others(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -686,7 +683,6 @@ def test_a_copy_is_equal_whether_or_not_its_model_is_loaded() -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.openai
 def test_it_can_be_pickled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
     subject = MemAgentReader("openai:local", **SMALL)
@@ -745,7 +741,6 @@ def test_a_setting_that_there_is_not_names_the_one_that_was_meant() -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.openai
 def test_a_named_backend_gets_its_options(server: Server) -> None:
     options = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "temperature": 0.5}
     assert MemAgentReader("openai:local", backend_options=options, **SMALL).invoke(INPUT).text == ANSWER

@@ -14,10 +14,7 @@ from pydantic import SecretStr
 from memagent_integrations import MemAgentError, UsageError
 from memagent_integrations.langchain import MemAgentReader
 
-pytestmark = [
-    pytest.mark.openai,
-    pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
 
 KEY = "a-key-that-nobody-may-see-0123456789"
 OPTIONS: dict[str, Any] = {

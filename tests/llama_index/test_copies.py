@@ -110,7 +110,6 @@ def test_a_copy_without_a_model_asks_settings_where_it_is(copied: Callable[[Any]
 
 
 @pytest.mark.heavy
-@pytest.mark.openai
 def test_models_given_by_name_are_made_again(copied: Callable[[Any], Any]) -> None:
     with Loopback(chat(lambda _: "so it is")) as server:
         engine = MemAgentQueryEngine.from_documents(

@@ -393,7 +393,6 @@ def test_a_key_never_shows_in_a_message() -> None:
 # The default model
 
 
-@pytest.mark.openai
 def test_models_of_every_kind() -> None:
     for model in (fake(), scripted()):
         assert MemAgentSynthesizer(model, **SIZES).get_response("q", ["some text"]) == ANSWER

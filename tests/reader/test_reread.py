@@ -493,7 +493,6 @@ def test_the_command_line_plans_both_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.openai
 def test_the_command_line_reads_once_more_and_resumes(tmp_path: Path) -> None:
     book, journal = tmp_path / "book.txt", tmp_path / "journal.db"
     book.write_text(DOCUMENT)

@@ -3,9 +3,10 @@
     python benchmarks/overhead.py [--chunks 700] [--delay 0] [--repeat 3] [--ways NAME ...]
     python benchmarks/overhead.py --linear
 
-The ways: a loop by hand (tiktoken, and httpx or one of the clients below), `Reader`, whose client is the OpenAI SDK,
-`MemAgentReader` over `ChatOpenAI`, `MemAgentSynthesizer` over `OpenAILike` (all of these with the same prompts),
-LangChain's refine chain and LlamaIndex's Refine. Each is compared with the loop by hand over httpx, and with the one
+The ways: a loop by hand (tiktoken, and httpx or one of the clients below), `Reader`, `MemAgentReader` and
+`MemAgentSynthesizer` of a model that is named (`openai:NAME`, over httpx), `MemAgentReader` over `ChatOpenAI`,
+`MemAgentSynthesizer` over `OpenAILike` (all of these with the same prompts), LangChain's refine chain and LlamaIndex's
+Refine. Each is compared with the loop by hand over httpx, and with the one
 over its own client. Each runs in a process of its own, which reads a few chunks of another text first; so does the
 server, which answers after `--delay` seconds. Times include splitting and tokenizing, and are milliseconds for 5,000
 tokens of the document. `--linear` reads 10, 100 and 1,000 chunks of a document that is made while it is read, for time
@@ -169,9 +170,28 @@ def _loop(ask: Callable[[str], str]) -> Callable[[str], object]:
 def reader(url: str) -> Callable[[Any], object]:
     from memagent_integrations import Reader
 
-    options = {"base_url": url, "api_key": KEY, "tokenizer": f"tiktoken:{ENCODING}"}
-    ours = Reader(f"openai:{MODEL}", window=8192, backend_options=options)
+    ours = Reader(f"openai:{MODEL}", window=8192, backend_options=_named(url))
     return lambda document: ours.read(QUESTION, document)
+
+
+def langchain_named(url: str) -> Callable[[str], object]:
+    from memagent_integrations.langchain import MemAgentReader
+
+    ours = MemAgentReader(f"openai:{MODEL}", window=8192, backend_options=_named(url))
+    return lambda document: ours.invoke({"question": QUESTION, "context": document})
+
+
+def llama_index_named(url: str) -> Callable[[str], object]:
+    from llama_index.core.schema import NodeWithScore, TextNode
+
+    from memagent_integrations.llama_index import MemAgentSynthesizer
+
+    ours = MemAgentSynthesizer(f"openai:{MODEL}", window=8192, backend_options=_named(url))
+    return lambda document: ours.synthesize(QUESTION, [NodeWithScore(node=TextNode(text=document))])
+
+
+def _named(url: str) -> dict[str, Any]:
+    return {"base_url": url, "api_key": KEY, "tokenizer": f"tiktoken:{ENCODING}"}
 
 
 def langchain(url: str) -> Callable[[str], object]:
@@ -243,16 +263,20 @@ WAYS: dict[str, Callable[[str], Callable[[Any], object]]] = {
     "by hand over ChatOpenAI": by_hand_langchain,
     "by hand over OpenAILike": by_hand_llama_index,
     "Reader": reader,
-    "MemAgentReader": langchain,
-    "MemAgentSynthesizer": llama_index,
+    "MemAgentReader": langchain_named,
+    "MemAgentSynthesizer": llama_index_named,
+    "MemAgentReader over ChatOpenAI": langchain,
+    "MemAgentSynthesizer over OpenAILike": llama_index,
     "LangChain refine": langchain_refine,
     "LlamaIndex Refine": llama_index_refine,
 }
 
 SAME_CLIENT = {
-    "Reader": "by hand over openai",
-    "MemAgentReader": "by hand over ChatOpenAI",
-    "MemAgentSynthesizer": "by hand over OpenAILike",
+    "Reader": "loop by hand",
+    "MemAgentReader": "loop by hand",
+    "MemAgentSynthesizer": "loop by hand",
+    "MemAgentReader over ChatOpenAI": "by hand over ChatOpenAI",
+    "MemAgentSynthesizer over OpenAILike": "by hand over OpenAILike",
     "LangChain refine": "by hand over ChatOpenAI",
     "LlamaIndex Refine": "by hand over OpenAILike",
 }

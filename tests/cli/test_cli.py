@@ -600,8 +600,8 @@ def test_the_embedded_model(tmp_path: Path) -> None:
     listed = run("models", "list").stdout
     assert out.decode().strip() in listed
     document = tmp_path / "short.txt"
-    document.write_text("The code of the north gate is 7319.\n" * 20)
-    running = process("read", "-q", QUESTION, document, "--memory-tokens", "20", "--output-tokens", "20")
+    document.write_text("The code of the north gate is 7319.\n" * 5)
+    running = process("read", "-q", QUESTION, document, "--memory-tokens", "12", "--output-tokens", "12")
     out, err = running.communicate(timeout=300)
     assert running.returncode == 0, err
     assert out.strip()  # the text itself depends on a weak model

@@ -20,7 +20,7 @@ def test_the_needle_is_cited_after_sections_that_have_nothing_to_do_with_it(tmp_
     for name in ("paul_graham/all.txt", "books/all.txt"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text, encoding="utf-8")
-    script = [sys.executable, ROOT / "benchmarks" / "citations.py", "--data", tmp_path, "--documents", "60"]
+    script = [sys.executable, ROOT / "benchmarks" / "citations.py", "--data", tmp_path, "--documents", "30"]
     done = subprocess.run([*script, "--sections", "0", "40"], check=True, capture_output=True, text=True)
     results = json.loads(done.stdout)
     for sections in (0, 40):

@@ -18,7 +18,7 @@ from memagent_integrations.records import Prompt, Reply
 
 pytestmark = [pytest.mark.real, pytest.mark.heavy]
 QUESTION = "What does the import statement do?"
-SIZES: dict[str, Any] = {"chunk_tokens": 250, "memory_tokens": 32, "output_tokens": 32}
+SIZES: dict[str, Any] = {"chunk_tokens": 150, "memory_tokens": 16, "output_tokens": 16}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def backend() -> Iterator[Backend]:
 def document(tmp_path: Path) -> Path:
     """Write the beginning of the Python manual's chapter on imports, which Python ships, to a file."""
     path = tmp_path / "import.txt"
-    path.write_text(topics["import"][:2700], encoding="utf-8")
+    path.write_text(topics["import"][:1800], encoding="utf-8")
     return path
 
 

@@ -36,13 +36,13 @@ def test_a_policy_learns_to_carry_a_fact_and_noise_teaches_it_nothing(tmp_path: 
     results = carry_a_fact.experiment(
         tmp_path,
         4,
-        steps=60,
-        control=20,
+        steps=36,
+        control=10,
         held=256,
-        long=64,
+        long=32,
         readings=1000,
         warm_batch=48,
-        settings=carry_a_fact.SETTINGS | {"questions": 12, "evaluate_every": 60},
+        settings=carry_a_fact.SETTINGS | {"questions": 12, "evaluate_every": 36},
     )
     assert results["trained"] >= results["warm start"] + 0.2
     assert results["trained p"] < 0.01

@@ -17,7 +17,7 @@ IN_TRANSFORMERS = "transformers:smollm2"
 QUESTION = "What is the special magic number for north-gate that the text mentions?"
 
 
-def document(*, sections: int = 6) -> str:
+def document(*, sections: int = 3) -> str:
     """Return some sections of dull sentences, one of which has the code."""
     dice = random.Random(2)
     words = ["rain", "wall", "road", "hill", "field", "house", "river", "stone", "bridge", "garden", "market", "tower"]

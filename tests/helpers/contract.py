@@ -135,11 +135,11 @@ class BackendContract:
             assert size - before >= 15 * backend.count(turn), "every message is part of the prompt"
 
     def test_reads_a_document(self, backend: Backend) -> None:
-        document = "The harbour master noted the tide.\n\n" * 60 + "The code of the north gate is 7319.\n\n"
-        reader = Reader(backend, chunk_tokens=200, memory_tokens=60, output_tokens=60)
+        document = "The harbour master noted the tide.\n\n" * 30 + "The code of the north gate is 7319.\n\n"
+        reader = Reader(backend, chunk_tokens=120, memory_tokens=30, output_tokens=30)
         question, steps = "What is the code of the north gate?", []
         reading = reader.read(question, document, progress=lambda step: steps.append(step.index))
         assert reading.answer
         assert steps == list(range(reader.plan(question, document).calls))
-        assert all(backend.count(step.memory) <= 60 for step in reading.steps)
+        assert all(backend.count(step.memory) <= 30 for step in reading.steps)
         assert reading.usage.prompt_tokens is not None

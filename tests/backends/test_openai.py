@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +45,7 @@ class TestEndpoint(BackendContract):
 
 def test_keys_and_addresses_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Loopback(chat(["fine"]))
-    monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+    monkeypatch.setenv("OPENAI_BASE_URL", f" {server.url}/v1\n")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with server, load_backend("openai:m") as backend:
         assert backend.complete(ask("hello")).text == "fine"
@@ -308,6 +311,29 @@ async def test_a_connection_is_used_again_and_opened_again_after_the_server_clos
         await backend.aclose()
 
 
+def test_a_forked_process_opens_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, backend = endpoint(["one two"])
+    with server:
+        backend.complete(ask("hello"))
+        [parents] = server.connections
+        child = os.getpid() + 1
+        monkeypatch.setattr(os, "getpid", lambda: child)
+        for _ in range(2):
+            assert backend.complete(ask("hello")).text == "one two"
+            list(backend.stream(ask("hello")))
+            assert len(set(server.connections) - {parents}) == 1
+
+
+def test_certificates_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", missing)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with pytest.raises(UsageError, match=r"SSL_CERT_FILE \(.*ca\.pem\) cannot be read as certificates: .*No such file"):
+        OpenAIBackend("m", base_url="http://127.0.0.1:9/v1")
+
+
 async def test_a_stream_that_does_not_end_after_its_last_event_is_left() -> None:
     done = threading.Event()
 
@@ -564,7 +590,7 @@ async def test_odd_answers(body: dict[str, Any], text: str) -> None:
     ("body", "message"),
     [
         (Response(body={"error": {"message": "out of credit"}}), "out of credit"),
-        (Response(body=[]), "no choices"),
+        (Response(body=[]), "failed: the answer has no choices$"),
         (Response(body=None), "no choices"),
         (Response(body={"choices": 5}), "no choices"),
         (Response(body=b'{"a": "\xff"}', headers=JSON), "not JSON"),

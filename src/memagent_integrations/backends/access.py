@@ -47,7 +47,7 @@ def access(model: str, key: str | None, url: str | None) -> Access:
             "the API key holds characters that no key has (a line end, or letters beyond ASCII); "
             "check where it was copied from"
         )
-    url = url or os.environ.get("OPENAI_BASE_URL") or None
+    url = (url or os.environ.get("OPENAI_BASE_URL") or "").strip()
     if not (key or url):
         raise UsageError(
             f"no API key for {model}: set OPENAI_API_KEY or pass api_key, or pass the base_url of a local server"

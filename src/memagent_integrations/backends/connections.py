@@ -37,7 +37,7 @@ def client(access: Access, *, timeout: float, kept: int, proxies: bool = True) -
     names if it may.
 
     Raises:
-        UsageError: the address or a proxy is none.
+        UsageError: the address or a proxy is none, or the certificates to trust cannot be read.
     """
     rules = _Rules(access)
     hooks = {"request": [rules.check_request], "response": [rules.check_response]}
@@ -86,7 +86,7 @@ def _made(kind: Callable[..., Any], access: Access, timeout: float, kept: int, p
             event_hooks=hooks,
         )
     except (httpx.InvalidURL, ValueError, ImportError) as error:
-        problem = "there is no client for base_url and the proxies that the environment names"
+        problem = "there is no client for base_url and the proxies that the environment names (HTTP_PROXY, NO_PROXY)"
         raise UsageError(f"{problem}: {type(error).__name__}: {error}") from None
 
 
@@ -98,7 +98,10 @@ def _pools(made: Any) -> list[Any]:
 @cache
 def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
     """Return whom connections trust: those whom SSL_CERT_FILE or SSL_CERT_DIR name, else certifi and the system."""
-    context = httpx.create_ssl_context()  # takes tens of milliseconds
+    try:
+        context = httpx.create_ssl_context()  # takes tens of milliseconds
+    except OSError as error:
+        raise UsageError(f"SSL_CERT_FILE ({file}) cannot be read as certificates: {error}") from None
     if not (file or folder):
         context.load_default_certs()
     return context
@@ -145,7 +148,15 @@ class _Wrapper:
 
 
 class _Connection(_Wrapper):
-    _received = 0
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._received, self._process = 0, os.getpid()
+
+    def get_extra_info(self, info: str) -> Any:
+        """As of the connection; in a forked child it is "readable", so that the pool, where it lies idle, drops it."""
+        if info == "is_readable" and self._process != os.getpid():  # the parent would get the child's replies
+            return True
+        return self._inner.get_extra_info(info)
 
     def _counted(self, data: bytes) -> bytes:
         self._received += len(data)

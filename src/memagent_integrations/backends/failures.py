@@ -142,14 +142,14 @@ def _is_bug(error: Exception, status: int | None) -> bool:
     return not status and isinstance(error, _PROGRAMMING_ERRORS)
 
 
-def _error_body(error: Exception) -> dict[str, Any]:
+def _error_body(error: BaseException) -> dict[str, Any]:
     """Return the error object that a server sent, where the client raises just that."""
     return error.args[0] if error.args and isinstance(error.args[0], dict) else {}
 
 
 def _message(error: BaseException) -> str:
     """Return what happened, with the cause where the error itself says little ("Connection error." of an SDK)."""
-    message, cause = str(error) or type(error).__name__, error.__cause__
+    message, cause = str(_error_body(error).get("message") or error) or type(error).__name__, error.__cause__
     while cause and (not str(cause) or str(cause) in message):  # a framework's error around the SDK's says it once more
         cause = cause.__cause__
     return f"{message} ({cause})" if cause and len(message) < 40 else message

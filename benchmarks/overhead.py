@@ -1,16 +1,16 @@
 """Measure what a chunk costs besides the model: CPU and wall time of reading a long document over a loopback endpoint.
 
     python benchmarks/overhead.py [--chunks 700] [--delay 0] [--repeat 3] [--ways NAME ...]
-    python benchmarks/overhead.py --linear
+    python benchmarks/overhead.py --linear [--delay 0.05]
 
 The ways: a loop by hand (tiktoken, and httpx or one of the clients below), `Reader`, `MemAgentReader` and
 `MemAgentSynthesizer` of a model that is named (`openai:NAME`, over httpx), `MemAgentReader` over `ChatOpenAI`,
-`MemAgentSynthesizer` over `OpenAILike` (all of these with the same prompts), LangChain's refine chain and LlamaIndex's
-Refine. Each is compared with the loop by hand over httpx, and with the one
-over its own client. Each runs in a process of its own, which reads a few chunks of another text first; so does the
-server, which answers after `--delay` seconds. Times include splitting and tokenizing, and are milliseconds for 5,000
-tokens of the document. `--linear` reads 10, 100 and 1,000 chunks of a document that is made while it is read, for time
-and memory by length, and prints what each chunk takes beyond those of the shorter document.
+`MemAgentSynthesizer` over `OpenAILike` (all of these with the same prompts), LangChain's refine chain and
+LlamaIndex's Refine. Each is compared with the loop by hand over httpx, and with the one over its own client. Each
+runs in a process of its own, which reads a few chunks of another text first; so does the server, which takes
+`--delay` seconds for each 5,000 tokens of a prompt. Times include splitting and tokenizing, and are milliseconds for
+5,000 tokens of the document. `--linear` reads 10, 100 and 1,000 chunks of a document that is made while it is read,
+for time and memory by length, and prints what each chunk takes beyond those of the shorter document.
 Needs the packages of the extras langchain, llama-index and eval, and llama-index-llms-openai-like.
 """
 
@@ -55,8 +55,8 @@ async def _serve(pipe: Connection, delay: float, changing: bool) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while head := await _head(reader):
             length = re.search(rb"(?i)content-length: *(\d+)", head)
-            await reader.readexactly(int(length[1]) if length else 0)
-            await asyncio.sleep(delay)
+            request = await reader.readexactly(int(length[1]) if length else 0)
+            await asyncio.sleep(delay * len(request) / CHUNK_TOKENS / CHARACTERS_PER_TOKEN)
             body = json.dumps(completion(memory(next(numbers)))).encode()
             lines = ["HTTP/1.1 200 OK", "Content-Type: application/json", f"Content-Length: {len(body)}", "", ""]
             writer.write("\r\n".join(lines).encode() + body)
@@ -328,7 +328,7 @@ def compare(url: str, ways: list[str], chunks: int, times: int) -> dict[str, Any
 
 
 def by_length(url: str, times: int) -> dict[int, dict[str, float]]:
-    """Return the median figures of `Reader` for documents of several lengths, and of each chunk beyond the last one."""
+    """Return the median figures of `Reader` by the length of the document, and of each chunk beyond the last one."""
     runs: dict[int, list[dict[str, float]]] = {size: [] for size in SIZES}
     for _ in range(times):
         for size, found in runs.items():
@@ -336,7 +336,7 @@ def by_length(url: str, times: int) -> dict[int, dict[str, float]]:
     figures: dict[int, dict[str, float]] = {}
     before, total_before = 0, 0.0
     for size, found in runs.items():
-        median = {name: statistics.median(run[name] for run in found) for name in ("cpu_ms", "mb")}
+        median = {name: statistics.median(run[name] for run in found) for name in ("cpu_ms", "wall_ms", "mb")}
         total = median["cpu_ms"] * size
         figures[size] = median | {"cpu_ms_of_each_more": (total - total_before) / (size - before)}
         before, total_before = size, total
@@ -346,7 +346,7 @@ def by_length(url: str, times: int) -> dict[int, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunks", type=int, default=700)
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds that the server takes for a reply")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds that the server takes for 5,000 tokens")
     parser.add_argument("--changing", action="store_true", help="one sentence of each memory is new")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))

@@ -471,6 +471,18 @@ def test_a_damaged_one_is_made_anew(requantised: Path, harm: Callable[[Path], ob
     assert not Path(f"{requantised}.new").exists()
 
 
+def test_what_fills_the_disk_is_removed(requantised: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: Path, target: Path, kind: str) -> None:
+        target.write_bytes(b"the beginning")
+        raise OSError(28, "No space left on device")
+
+    requantised.unlink(missing_ok=True)
+    monkeypatch.setattr(embedded, "requantise", full)
+    with pytest.raises(UsageError, match="No space left on device; MEMAGENT_CACHE names another folder"):
+        embedded.for_llamacpp("tiny")
+    assert not Path(f"{requantised}.new").exists()
+
+
 def test_without_gguf(requantised: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(MissingExtra, match=r"gguf is not installed; run: .*llamacpp"):

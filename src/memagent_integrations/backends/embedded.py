@@ -175,9 +175,13 @@ def for_llamacpp(name: str) -> Path:
         if not _is_as_made(target):
             _log.warning("writing the model %s as %s, once, to %s", name, model.quantisation, target)
             new = target.with_name(f"{target.name}.new")
-            requantise(source, new, model.quantisation)
-            stamp = _stamp(new, _digest(new))
-            new.replace(target)
+            try:
+                requantise(source, new, model.quantisation)
+                stamp = _stamp(new, _digest(new))
+                new.replace(target)
+            except OSError:
+                new.unlink(missing_ok=True)  # what there was of it may have filled the disk
+                raise
             files.write(_stamp_file(target), stamp)
     return target
 

@@ -395,6 +395,7 @@ def test_the_embedded_model_with_an_adapter(tmp_path: Path, monkeypatch: pytest.
     name = f"policy:{tmp_path / 'reader'}"
     prompt = ask("Name three colours.", 10)
     monkeypatch.setattr(backend_module, "_load_model", lambda *_: model.unload())  # the same again, read once
+    monkeypatch.setattr(embedded, "for_llamacpp", embedded.pull)  # the same weights: nearly tied replies would differ
     with (
         load_backend(name, window=512) as here,
         load_backend(name, model=f"transformers:{file}", **FLOAT32) as there,

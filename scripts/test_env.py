@@ -60,18 +60,23 @@ def make_lowest(directory: Path) -> None:
 def create(directory: Path) -> tuple[object, ...]:
     """Create an empty environment, also where there is one; return the command that installs into it.
 
-    What is imported is compiled then; to compile all modules of all packages takes pip longer than to install them.
+    What is imported is compiled then (`run`); to compile all modules of all packages takes pip longer than to install
+    them.
     """
     venv.create(directory, with_pip=True, clear=True)
     return python_of(directory), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"
 
 
 def run(*command: object, env: Mapping[str, str] = MappingProxyType({}), capture: bool = False) -> str:
-    """Run a command at the project's root; a failure ends the script with the command's exit code."""
+    """Run a command at the project's root; a failure ends the script with the command's exit code.
+
+    Python may keep what it compiles, whatever the environment says: else each process compiled all of torch again.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [str(part) for part in command],
         cwd=ROOT,
-        env={**os.environ, **env},
+        env={**kept, **env},
         stdout=subprocess.PIPE if capture else None,
         text=True,
         check=False,

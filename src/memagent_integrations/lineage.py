@@ -62,7 +62,10 @@ class Lineage:
             segment, merge = (step.span.segment, step.span.merge) if step.span else (None, False)
             if merge and None not in chains:
                 chains[None] = _first_noted(chains)
-            chain = chains.setdefault(None if merge else segment, cls(step.memory_before))
+            number = None if merge else segment
+            if number not in chains:
+                chains[number] = cls(step.memory_before)
+            chain = chains[number]
             if merge and segment in chains:
                 chain.absorb(chains[segment])
             chain.follow(step)

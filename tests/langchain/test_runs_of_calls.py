@@ -205,6 +205,21 @@ async def test_a_failing_backend_is_a_failed_run(how: str) -> None:
     assert [type(error) for error in seen] == [BackendError]
 
 
+@every_way
+async def test_a_call_fails_the_same_with_and_without_handlers(how: str) -> None:
+    """Without any it is made without a run; what is no error of this package becomes one either way."""
+
+    def script(prompt: Prompt) -> str:
+        raise ConnectionError("the cable is cut")
+
+    failing, told = MemAgentReader(ScriptedBackend(script)), []
+    for callbacks in ([], [RunCollectorCallbackHandler()]):
+        with pytest.raises(BackendError, match="the cable is cut") as failure:
+            await call(failing, how, INPUT, {"callbacks": callbacks})
+        told.append((str(failure.value), failure.value.retryable))
+    assert told[0] == told[1]
+
+
 # ---- plans and readings ----------------------------------------------------------------------------------
 
 

@@ -7,13 +7,15 @@ from contextlib import aclosing
 from copy import copy
 from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManager, CallbackManagerForLLMRun
+from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
-from pydantic import ConfigDict, PrivateAttr
+from langchain_core.runnables.config import ensure_config
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from memagent_integrations.backends import Backend
 from memagent_integrations.backends.around import BackendAround
@@ -21,6 +23,7 @@ from memagent_integrations.backends.base import digest
 from memagent_integrations.langchain.backend import ChatModelBackend
 from memagent_integrations.langchain.messages import usage_metadata
 from memagent_integrations.langchain.rendering import model_input
+from memagent_integrations.langchain.replies import MessageReply
 from memagent_integrations.records import Prompt, Reply
 
 
@@ -41,12 +44,18 @@ class BackendInRuns(BackendAround, ChatModelBackend):
 
     def complete(self, prompt: Prompt) -> Reply:
         """Return the backend's reply."""
+        if not self._is_watched:
+            with MessageReply().call(self.name, secrets=self._secrets):
+                return self._backend.complete(prompt)
         call = self._for_prompt(prompt)
         reply = super(BackendInRuns, call).complete(prompt)
         return call.model.reply or reply
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
+        if not self._is_watched:
+            with MessageReply().call(self.name, secrets=self._secrets):
+                return await self._backend.acomplete(prompt)
         call = self._for_prompt(prompt)
         reply = await super(BackendInRuns, call).acomplete(prompt)
         return call.model.reply or reply
@@ -74,6 +83,12 @@ class BackendInRuns(BackendAround, ChatModelBackend):
         """Close the backend."""
         self._backend.close()
 
+    @property
+    def _is_watched(self) -> bool:
+        """Whether LangChain has handlers for a call, or a cache."""
+        callbacks = ensure_config(self._config).get("callbacks")
+        return get_llm_cache() is not None or bool(CallbackManager.configure(callbacks).handlers)
+
     def _for_prompt(self, prompt: Prompt) -> Any:
         """Return this backend for one call, whose model knows the whole prompt and not its messages alone."""
         other: Any = copy(self)
@@ -91,8 +106,8 @@ class _BackendModel(BaseChatModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    backend: Backend
-    prompt: Prompt | None = None
+    backend: Backend = Field(repr=False)
+    prompt: Prompt | None = Field(default=None, repr=False)  # LangChain writes the representation for each call
     _reply: Reply | None = PrivateAttr(default=None)
     _pieces: Generator[str | Reply] = PrivateAttr(default_factory=lambda: _nothing())
     _apieces: AsyncGenerator[str | Reply] = PrivateAttr(default_factory=lambda: _anothing())

@@ -395,6 +395,39 @@ def test_what_the_server_says_is_told(response: Response, message: str) -> None:
     assert "for url" not in str(caught.value)
 
 
+async def test_a_server_that_does_not_stream_is_understood() -> None:
+    """Some gateways ignore `stream`, and answer with the whole completion."""
+    server, backend = endpoint(lambda request: Response(body=completion("the answer", "a prompt")))
+    with server:
+        whole = backend.complete(ask("hello"))
+        text, streamed = backend.stream(ask("hello"))
+        assert (text, streamed) == ("the answer", replace(whole, seconds=streamed.seconds))
+        assert [piece async for piece in backend.astream(ask("hello"))][:1] == ["the answer"]
+        await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        (Response(body=b"<html>Log in</html>", headers=HTML), "the answer has no choices"),
+        (Response(body={"error": {"message": "no such thing"}}), "no such thing"),
+        (Response(body=b'{"choices": [{"mess'), "Unterminated string"),
+        (Response(body=b": still here\n\n", headers=EVENTS), "broke off"),
+    ],
+)
+def test_what_comes_in_place_of_a_stream_is_told(response: Response, message: str) -> None:
+    server, backend = endpoint([response])
+    with server, pytest.raises(BackendError, match=message):
+        list(backend.stream(ask("hello")))
+
+
+def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
+    marked = b"\xef\xbb\xbf" + b"".join(events(completion("the answer", "a prompt")))
+    server, backend = endpoint([Response(body=marked, headers=EVENTS)])
+    with server:
+        assert list(backend.stream(ask("hello")))[-1].text == "the answer"
+
+
 async def test_a_stream_that_breaks_off_is_no_reply() -> None:
     server, backend = endpoint(lambda request: Response(body=broken_stream(2), headers=EVENTS))
     with server:

@@ -13,8 +13,8 @@ from memagent_integrations.records import Reply, Usage
 class CompletionBuilder(ReplyBuilder):
     """Builds a reply from a completion."""
 
-    def take(self, completion: Any) -> None:
-        """Take a completion that is not streamed: decoded JSON.
+    def take(self, completion: Any) -> str:
+        """Take a completion that is not streamed, decoded JSON; return its text.
 
         Raises:
             ValueError: it has no choices; `failures.from_exception` knows this form.
@@ -25,7 +25,7 @@ class CompletionBuilder(ReplyBuilder):
             message = f"the answer has no choices{f': {error}' if error else ''}"
             raise ValueError({"message": message, "code": _field(error, "code")})
         self.usage = _usage(_field(completion, "usage"))
-        self._add(choices[0], _field(choices[0], "message"))
+        return self._add(choices[0], _field(choices[0], "message"))
 
     def _add(self, choice: Any, message: Any) -> str:
         reason = finish_reason(_field(choice, "finish_reason"))

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
+_BYTE_ORDER_MARK = "\ufeff".encode()  # which a stream may begin with
 _LONGEST_TEXT = 1000  # characters of an answer that is no error in OpenAI's form
 
 
@@ -72,6 +73,7 @@ class Events:
         """Whether the server has said that this was all."""
         self._line = bytearray()
         self._data: list[bytes] = []
+        self._whole: bytearray | None = bytearray()  # what came before any event; None: there was one
         self._after_return = False
 
     def decoded(self, piece: bytes) -> Iterator[Any]:
@@ -90,6 +92,17 @@ class Events:
                 raise ServerError(error, text=data.decode("utf-8", "replace"))
             yield event
 
+    def whole(self) -> Any:
+        """Return the decoded answer of a server that does not stream, at its end; a page as text; None for a stream.
+
+        Raises:
+            ValueError: it is no JSON.
+        """
+        body = bytes(self._whole + self._line).strip() if self._whole is not None else b""
+        if body.startswith(b"{"):
+            return json.loads(body)
+        return body.decode("utf-8", "replace") if body.startswith(b"<") else None
+
     def _events(self, piece: bytes) -> Iterator[bytes]:
         """Yield the data of the events that end in the piece; other fields and comments say nothing here."""
         if self._after_return and piece.startswith(b"\n"):
@@ -100,13 +113,16 @@ class Events:
         *lines, rest = _END_OF_LINE.split(piece)
         for end in lines:
             self._line += end
-            line = bytes(self._line)
+            line = bytes(self._line).removeprefix(_BYTE_ORDER_MARK)
             self._line.clear()
             if line.startswith(b"data:"):
+                self._whole = None
                 self._data.append(line[5:].removeprefix(b" "))
             elif not line and self._data:
                 yield b"\n".join(self._data)
                 self._data.clear()
+            elif self._whole is not None:
+                self._whole += line
         self._line += rest
 
 

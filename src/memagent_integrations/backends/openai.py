@@ -149,6 +149,8 @@ class OpenAIBackend(Backend):
                         yield text
                 if events.ended:
                     break
+            if (whole := events.whole()) is not None:
+                yield builder.take(whole)
             with suppress(*_NO_MATTER), Scope(time.monotonic() + _LAST_BYTES):
                 deque(pieces, maxlen=0)
         yield builder.reply()
@@ -166,6 +168,8 @@ class OpenAIBackend(Backend):
                                 yield text
                         if events.ended:
                             break
+                    if (whole := events.whole()) is not None:
+                        yield builder.take(whole)
                     with suppress(*_NO_MATTER):
                         async with asyncio.timeout(_LAST_BYTES):
                             async for _ in pieces:

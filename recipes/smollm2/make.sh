@@ -11,7 +11,9 @@ evaluate() { memagent eval run --data "$data" -r memagent --seed 0 "$@"; }
 
 memagent train sft "$here/recipe.toml" --output "$output/first" --data "$data"
 memagent train sft "$here/second.toml" --adapter "$output/first/policy/adapter" --output "$output/second" --data "$data"
-python "$here/ship.py" "$output/first" "$output/second"
+memagent train sft "$here/third.toml" --adapter "$output/second/policy/adapter" --output "$output/third" --data "$data"
+runs=("$output/first" "$output/second" "$output/third")
+python "$here/ship.py" "${runs[@]}"
 
 needles=(-t niah_single_1 -t niah_single_2 -t niah_single_3 -t niah_multikey_1)
 several=(-t niah_multivalue -t niah_multiquery -t vt)
@@ -21,7 +23,8 @@ evaluate "${raw[@]}" "${needles[@]}" "${several[@]}" "${questions[@]}" -l 1024 -
 evaluate "${policy[@]}" "${needles[@]}" -l 16384 --samples 8 -o "$output/long.jsonl"
 python "$here/manual.py" "$output/manual.jsonl"
 evaluate "${policy[@]}" -t "jsonl:$output/manual.jsonl" --samples 20 -o "$output/manual_answers.jsonl"
-python "$here/ship.py" "$output/first" "$output/second" "$output/short.jsonl" "$output/long.jsonl"
+python "$here/ship.py" "${runs[@]}" "$output/short.jsonl" "$output/long.jsonl"
 memagent eval report "$output/short.jsonl" "$output/long.jsonl" -o "$output/report"
 memagent train plot "$output/first"
 memagent train plot "$output/second"
+memagent train plot "$output/third"

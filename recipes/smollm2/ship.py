@@ -2,19 +2,19 @@
 
     python recipes/smollm2/ship.py RUN... [RESULTS.jsonl...]
 
-RUN are the folders of its trainings, in their order; the policy is that of the last. It ships as one GGUF file, which
-llama.cpp and transformers read, with the prompts, the budgets and a card: the figures of the trainings, and those of an
-evaluation (`memagent eval run`).
+RUN are the folders of its trainings, in their order; the policy is that of the last. It ships as one GGUF file in
+float16, which llama.cpp and transformers read, with the prompts, the budgets and a card: the figures of the trainings,
+and those of an evaluation (`memagent eval run`).
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 from memagent_integrations import policies
+from memagent_integrations.backends import gguf_adapter, load_backend
 
 MOST = 12_000_000  # bytes
 CARD = """\
@@ -53,10 +53,11 @@ def main() -> None:
     source, target = runs[-1], policies.SHIPPED["smollm2"]
     settings = json.loads((source / policies.FILE).read_text(encoding="utf-8"))
     settings = {name: value for name, value in settings.items() if name != "mark"} | {"adapter": "adapter.gguf"}
-    if (source / "adapter.gguf").stat().st_size > MOST:
-        sys.exit(f"the adapter has more than {MOST:,} bytes: lower its rank")
     target.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source / "adapter.gguf", target / "adapter.gguf")
+    trained = load_backend(f"transformers:{settings['model']}", adapter=source / "adapter", device="cpu")
+    gguf_adapter.write(trained.model.half(), target / "adapter.gguf")
+    if (target / "adapter.gguf").stat().st_size > MOST:
+        sys.exit(f"the adapter has more than {MOST:,} bytes: lower its rank")
     (target / policies.FILE).write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     budgets = settings["budgets"]
     card = CARD.format(

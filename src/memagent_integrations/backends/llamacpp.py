@@ -143,9 +143,16 @@ class LlamaCppBackend(OpenAIBackend):
 
     def _busy(self, server: Server) -> bool:
         """Return whether the server is computing anything."""
-        with self._errors():
-            slots: Any = decoded(self._client.get(f"{server.listening_address}/slots"))
+        url = f"{server.listening_address}/slots"
+        try:
+            slots: Any = self._told(url)
+        except BackendError:  # it closed the kept connection at that moment
+            slots = self._told(url)
         return any(slot["is_processing"] for slot in slots)
+
+    def _told(self, url: str) -> Any:
+        with self._errors():
+            return decoded(self._client.get(url))
 
 
 _OPEN: weakref.WeakSet[LlamaCppBackend] = weakref.WeakSet()

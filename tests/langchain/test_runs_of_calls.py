@@ -31,7 +31,7 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 
-from memagent_integrations import BackendError, MemAgentReader, Reader, ScriptedBackend, UsageError
+from memagent_integrations import BackendError, MemAgentError, MemAgentReader, Reader, ScriptedBackend, UsageError
 from memagent_integrations.records import Plan, Prompt, Reading, Reply, Usage
 
 every_way = pytest.mark.parametrize("how", WAYS)
@@ -217,6 +217,25 @@ async def test_a_call_fails_the_same_with_and_without_handlers(how: str) -> None
         with pytest.raises(BackendError, match="the cable is cut") as failure:
             await call(failing, how, INPUT, {"callbacks": callbacks})
         told.append((str(failure.value), failure.value.retryable))
+    assert told[0] == told[1]
+
+
+@every_way
+async def test_what_a_filter_withholds_is_asked_for_once_with_and_without_handlers(how: str) -> None:
+    asked: list[int] = []
+
+    def script(prompt: Prompt) -> str:
+        asked.append(prompt.index)
+        raise RuntimeError("content_filter: the response was filtered")
+
+    calls, told = [], []
+    for callbacks in ([], [RunCollectorCallbackHandler()]):
+        asked.clear()
+        with pytest.raises(MemAgentError) as failure:
+            await call(MemAgentReader(ScriptedBackend(script)), how, INPUT, {"callbacks": callbacks})
+        calls.append(list(asked))
+        told.append(str(failure.value))
+    assert calls == [[0], [0]]
     assert told[0] == told[1]
 
 

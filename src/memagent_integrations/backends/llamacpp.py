@@ -143,16 +143,15 @@ class LlamaCppBackend(OpenAIBackend):
 
     def _busy(self, server: Server) -> bool:
         """Return whether the server is computing anything."""
-        url = f"{server.listening_address}/slots"
         try:
-            slots: Any = self._told(url)
+            return self._is_processing(server)
         except BackendError:  # it closed the kept connection at that moment
-            slots = self._told(url)
-        return any(slot["is_processing"] for slot in slots)
+            return self._is_processing(server)
 
-    def _told(self, url: str) -> Any:
+    def _is_processing(self, server: Server) -> bool:
         with self._errors():
-            return decoded(self._client.get(url))
+            slots: Any = decoded(self._client.get(f"{server.listening_address}/slots"))
+        return any(slot["is_processing"] for slot in slots)
 
 
 _OPEN: weakref.WeakSet[LlamaCppBackend] = weakref.WeakSet()

@@ -45,8 +45,10 @@ class BackendInRuns(BackendAround, ChatModelBackend):
     def complete(self, prompt: Prompt) -> Reply:
         """Return the backend's reply."""
         if not self._is_watched:
-            with MessageReply().call(self.name, secrets=self._secrets):
+            withheld = MessageReply()  # which it is if the call ends without a reply and without an error
+            with withheld.call(self.name, secrets=self._secrets):
                 return self._backend.complete(prompt)
+            return withheld.reply()
         call = self._for_prompt(prompt)
         reply = super(BackendInRuns, call).complete(prompt)
         return call.model.reply or reply
@@ -54,8 +56,10 @@ class BackendInRuns(BackendAround, ChatModelBackend):
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
         if not self._is_watched:
-            with MessageReply().call(self.name, secrets=self._secrets):
+            withheld = MessageReply()  # which it is if the call ends without a reply and without an error
+            with withheld.call(self.name, secrets=self._secrets):
                 return await self._backend.acomplete(prompt)
+            return withheld.reply()
         call = self._for_prompt(prompt)
         reply = await super(BackendInRuns, call).acomplete(prompt)
         return call.model.reply or reply

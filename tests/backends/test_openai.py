@@ -311,6 +311,26 @@ async def test_a_connection_is_used_again_and_opened_again_after_the_server_clos
         await backend.aclose()
 
 
+async def test_no_connection_is_used_again_after_a_stream_of_llama_cpp_which_closes_it_without_a_word() -> None:
+    used: list[set[socket.socket]] = []
+
+    def respond(request: Request) -> Response:
+        used.append(set(server.connections))
+        response = answered(request)
+        return replace(response, headers={**response.headers, "Server": "llama.cpp"})
+
+    answered = chat(["one two"])
+    server, backend = endpoint(respond)
+    with server:
+        list(backend.stream(ask("hello")))
+        backend.complete(ask("hello"))
+        [piece async for piece in backend.astream(ask("hello"))]
+        await backend.acomplete(ask("hello"))
+        await backend.aclose()
+    assert used[1] - used[0]
+    assert used[3] - used[2]
+
+
 def test_a_forked_process_opens_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     server, backend = endpoint(["one two"])
     with server:

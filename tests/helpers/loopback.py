@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {"Transfer-Encoding": "chunked"} | headers
         self.protocol_version = "HTTP/1.0" if response.old else "HTTP/1.1"
         self.close_connection |= response.old or response.broken_after is not None
-        self.send_response(response.status)
+        self.send_response_only(response.status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()

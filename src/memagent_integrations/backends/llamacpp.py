@@ -143,12 +143,6 @@ class LlamaCppBackend(OpenAIBackend):
 
     def _busy(self, server: Server) -> bool:
         """Return whether the server is computing anything."""
-        try:
-            return self._is_processing(server)
-        except BackendError:  # it closed the kept connection at that moment
-            return self._is_processing(server)
-
-    def _is_processing(self, server: Server) -> bool:
         with self._errors():
             slots: Any = decoded(self._client.get(f"{server.listening_address}/slots"))
         return any(slot["is_processing"] for slot in slots)

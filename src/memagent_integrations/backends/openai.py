@@ -151,8 +151,9 @@ class OpenAIBackend(Backend):
                     break
             if (whole := events.whole()) is not None:
                 yield builder.take(whole)
-            with suppress(*_NO_MATTER), Scope(time.monotonic() + _LAST_BYTES):
-                deque(pieces, maxlen=0)
+            if _keeps(response):
+                with suppress(*_NO_MATTER), Scope(time.monotonic() + _LAST_BYTES):
+                    deque(pieces, maxlen=0)
         yield builder.reply()
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
@@ -170,10 +171,11 @@ class OpenAIBackend(Backend):
                             break
                     if (whole := events.whole()) is not None:
                         yield builder.take(whole)
-                    with suppress(*_NO_MATTER):
-                        async with asyncio.timeout(_LAST_BYTES):
-                            async for _ in pieces:
-                                pass
+                    if _keeps(response):
+                        with suppress(*_NO_MATTER):
+                            async with asyncio.timeout(_LAST_BYTES):
+                                async for _ in pieces:
+                                    pass
         yield builder.reply()
 
     def close(self) -> None:
@@ -383,6 +385,12 @@ def _post(client: _Client, path: httpx.URL | str, body: Any, seconds: float) -> 
         content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
     headers = {"Content-Type": "application/json"}
     return client.build_request("POST", path, content=content, headers=headers, timeout=seconds)
+
+
+def _keeps(response: httpx.Response) -> bool:
+    """Return whether the server leaves a connection open after a stream: llama.cpp closes it, and does not say so."""
+    server: str | None = response.headers.get("Server")
+    return server != "llama.cpp"
 
 
 def _is_json(extra_body: Any) -> bool:

@@ -1,10 +1,8 @@
 """Write the first layers of the embedded model, for measurements in which the replies do not matter.
 
-    scripts/vllm_env.py model-dir DIR GGUF
-    python benchmarks/shallow_model.py DIR OUT [--layers 6]
+    python benchmarks/shallow_model.py OUT [--layers 6]
 
-DIR is the model as a folder. OUT gets such a folder, for transformers and vLLM, and OUT.gguf for llama.cpp. Needs the
-extras llamacpp and transformers.
+OUT gets a folder, for transformers and vLLM, and OUT.gguf for llama.cpp. Needs the extras llamacpp and transformers.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from pathlib import Path
 import gguf
 from transformers import AutoModelForCausalLM
 
-from memagent_integrations.backends import embedded
+from memagent_integrations.backends import prepared
 
 
 def cut_folder(source: Path, target: Path, layers: int) -> None:
@@ -48,12 +46,11 @@ def cut_gguf(source: Path, target: Path, layers: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, metavar="DIR")
     parser.add_argument("target", type=Path, metavar="OUT")
     parser.add_argument("--layers", type=int, default=6)
     options = parser.parse_args()
-    cut_folder(options.source, options.target, options.layers)
-    cut_gguf(embedded.for_llamacpp("smollm2-raw"), options.target.with_suffix(".gguf"), options.layers)
+    cut_folder(prepared.for_transformers("smollm2-raw"), options.target, options.layers)
+    cut_gguf(prepared.for_llamacpp("smollm2-raw"), options.target.with_suffix(".gguf"), options.layers)
 
 
 if __name__ == "__main__":

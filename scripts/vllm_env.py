@@ -1,11 +1,9 @@
 #!/usr/bin/env python3
-"""Set up vLLM for the tests on a machine without a GPU: its environment, a model that it can load, a running server.
+"""Set up vLLM for the tests on a machine without a GPU: its environment, a running server.
 
-    scripts/vllm_env.py make DIR               create an environment with vLLM, this project and its tests' packages
-    scripts/vllm_env.py model-dir DIR GGUF     write the model of a GGUF file as a folder (needs transformers and gguf)
+    scripts/vllm_env.py make DIR    create an environment with vLLM, this project and its tests' packages
 
-vLLM pins torch and transformers, so it has an environment of its own. Needs only the standard library, except for
-`model-dir`.
+vLLM pins torch and transformers, so it has an environment of its own. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -70,32 +68,6 @@ def requirements(wheel: Path) -> list[str]:
         metadata = BytesHeaderParser().parsebytes(content.read(name))
     lines = metadata.get_all("Requires-Dist", [])
     return [line for line in lines if _name(line) not in LEFT_OUT and "extra ==" not in line.partition(";")[2]]
-
-
-def model_dir(path: Path, gguf: Path) -> Path:
-    """Write the model of a GGUF file, de-quantised to float32, as a folder that vLLM and transformers load.
-
-    Needs transformers and gguf.
-    """
-    if (path / "config.json").is_file():
-        return path
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    tokenizer = AutoTokenizer.from_pretrained(**source)
-    quantised = AutoModelForCausalLM.from_pretrained(**source, dtype="float32")
-    weights = quantised.state_dict()
-    del quantised.config.quantization_config  # transformers refuses to save a model that has one
-    model = AutoModelForCausalLM.from_config(quantised.config, dtype="float32")
-    model.load_state_dict(weights)
-    model.generation_config = quantised.generation_config
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        whole = Path(folder) / "model"
-        model.save_pretrained(whole)
-        tokenizer.save_pretrained(whole)
-        whole.replace(path)
-    return path
 
 
 def environment() -> dict[str, str]:
@@ -210,13 +182,8 @@ def _run(*command: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    making = commands.add_parser("make")
-    making.add_argument("directory", type=Path)
-    model = commands.add_parser("model-dir")
-    model.add_argument("directory", type=Path)
-    model.add_argument("gguf", type=Path)
-    options = parser.parse_args()
-    print(make(options.directory) if options.command == "make" else model_dir(options.directory, options.gguf))
+    commands.add_parser("make").add_argument("directory", type=Path)
+    print(make(parser.parse_args().directory))
     return 0
 
 

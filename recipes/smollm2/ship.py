@@ -55,9 +55,12 @@ def main() -> None:
     settings = {name: value for name, value in settings.items() if name != "mark"} | {"adapter": "adapter.gguf"}
     target.mkdir(parents=True, exist_ok=True)
     trained = load_backend(f"transformers:{settings['model']}", adapter=source / "adapter", device="cpu")
-    gguf_adapter.write(trained.model.half(), target / "adapter.gguf")
-    if (target / "adapter.gguf").stat().st_size > MOST:
+    adapter, written = target / "adapter.gguf", target / "adapter.new.gguf"
+    gguf_adapter.write(trained.model.half(), written)
+    if written.stat().st_size > MOST:
+        written.unlink()
         sys.exit(f"the adapter has more than {MOST:,} bytes: lower its rank")
+    written.replace(adapter)
     (target / policies.FILE).write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     budgets = settings["budgets"]
     card = CARD.format(

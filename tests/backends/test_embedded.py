@@ -5,40 +5,27 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import random
 import re
-import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import platformdirs
 import pytest
 from helpers.loopback import Loopback, Request, Response
+from helpers.tiny_embedded import CONTENT, MODEL, in_processes
 from typer.testing import CliRunner
 
-from memagent_integrations import BackendError, MissingExtra, UsageError, backends, load_backend
-from memagent_integrations.backends import embedded
+from memagent_integrations import BackendError, UsageError, load_backend
+from memagent_integrations.backends import embedded, prepared
 from memagent_integrations.cli import app
 
 pytestmark = pytest.mark.heavy
 
-CONTENT = random.Random(7).randbytes(600_000)
-MODEL = embedded.Embedded(
-    name="tiny",
-    requirement="llm-tiny==0.3.1",
-    member="llm_tiny/tiny.gguf",
-    size=len(CONTENT),
-    sha256=hashlib.sha256(CONTENT).hexdigest(),
-    window=2048,
-    sampling={},
-    license="Apache-2.0",
-)
 FILE = "llm_tiny-0.3.1-py3-none-any.whl"
 
 
@@ -249,31 +236,9 @@ def test_a_stamp_that_says_nothing_is_made_anew(server: Loopback) -> None:
     assert stamp.read_bytes() == good
 
 
-PULL = """
-import hashlib, sys
-from memagent_integrations.backends import embedded
-embedded.EMBEDDED = {"tiny": embedded.Embedded(**eval(sys.argv[1]))}
-print(hashlib.sha256(embedded.pull("tiny").read_bytes()).hexdigest())
-"""
-
-
-def in_processes(script: str, model: embedded.Embedded) -> tuple[list[str], str]:
-    """Return what three processes write that run this at once, and all that they log."""
-    record = repr({name: getattr(model, name) for name in model.__dataclass_fields__ if name != "budgets"})
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    running = [subprocess.Popen([sys.executable, "-c", script, record], **pipes) for _ in range(3)]
-    written = [process.communicate(timeout=120) for process in running]
-    return [output.strip() for output, _ in written], "".join(log for _, log in written)
-
-
-def test_processes_that_ask_at_once_make_it_once(requantised: Path) -> None:
-    digests, log = in_processes(PULL.replace("pull", "for_llamacpp"), embedded.EMBEDDED["tiny"])
-    assert digests == [hashlib.sha256(requantised.read_bytes()).hexdigest()] * 3
-    assert log.count("writing the model") == 1
-
-
 def test_processes_that_pull_at_once_fetch_it_once(server: Loopback) -> None:
-    assert in_processes(PULL, MODEL)[0] == [MODEL.sha256] * 3
+    assert in_processes("embedded.pull('tiny')", MODEL)[0] == [str(embedded.path("tiny"))] * 3
+    assert embedded.path("tiny").read_bytes() == CONTENT
     assert downloads(server) == [None]
     assert leftovers() == set()
 
@@ -389,118 +354,6 @@ def test_load_backend_pulls(server: Loopback) -> None:
     assert embedded.pulled("tiny")
 
 
-@pytest.fixture
-def requantised(server: Loopback, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a model with one layer into the cache, which llama.cpp is to read as Q8_0; return that file's path."""
-    gguf, np = pytest.importorskip("gguf"), pytest.importorskip("numpy")
-    source = embedded.path("tiny")
-    source.parent.mkdir(parents=True)
-    writer = gguf.GGUFWriter(source, "llama")
-    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
-    writer.add_array("sizes", [3, 5])
-    writer.add_float32("epsilon", 1e-5)
-    for name, kind in WEIGHTS.items():
-        weights = np.random.default_rng(7).standard_normal((4, 64), np.float32)[: 1 if "norm" in name else 4].squeeze()
-        data_type = gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(name, gguf.quantize(weights, data_type), raw_dtype=data_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
-    model = replace(MODEL, sha256=sha256, size=source.stat().st_size, quantisation="Q8_0")
-    monkeypatch.setattr(embedded, "EMBEDDED", {"tiny": model})
-    return source.with_name("tiny.Q8_0.gguf")
-
-
-WEIGHTS = {"token_embd.weight": "Q4_1", "blk.0.attn_norm.weight": "F32", "blk.0.attn_q.weight": "Q4_1"}
-
-
-def test_llamacpp_gets_the_matrices_of_the_layers_in_another_quantisation(
-    requantised: Path, server: Loopback, caplog: pytest.LogCaptureFixture
-) -> None:
-    import gguf
-    import numpy as np
-
-    assert embedded.for_llamacpp("tiny") == requantised
-    assert [record.message for record in caplog.records] == [f"writing the model tiny as Q8_0, once, to {requantised}"]
-    then, now = gguf.GGUFReader(embedded.path("tiny")), gguf.GGUFReader(requantised)
-    assert {name: field.contents() for name, field in then.fields.items()} == {
-        name: field.contents() for name, field in now.fields.items()
-    }
-    assert [field.types for field in then.fields.values()] == [field.types for field in now.fields.values()]
-    kinds = {tensor.name: tensor.tensor_type.name for tensor in now.tensors}
-    assert kinds == WEIGHTS | {"blk.0.attn_q.weight": "Q8_0"}
-    for old, new in zip(then.tensors, now.tensors, strict=True):
-        weights = gguf.dequantize(old.data, old.tensor_type)
-        np.testing.assert_allclose(
-            gguf.dequantize(new.data, new.tensor_type), weights, atol=np.abs(weights).max() / 250
-        )
-    assert not server.requests
-
-
-def test_it_is_made_once(requantised: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = embedded.for_llamacpp("tiny").stat()
-    assert embedded.for_llamacpp("tiny").stat().st_ino == first.st_ino
-    os.utime(requantised, (1, 1))  # touched, not changed
-    assert embedded.for_llamacpp("tiny").stat().st_ino == first.st_ino
-    assert len(caplog.records) == 1
-
-
-def damage(file: Path) -> None:
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        damage,
-        lambda file: file.write_bytes(file.read_bytes()[:-9]),
-        lambda file: file.unlink(),
-        lambda file: file.with_name(f"{file.name}.verified").unlink(),
-        lambda file: file.with_name(f"{file.name}.verified").write_bytes(b"[]"),
-        lambda file: (file.rename(f"{file}.new"), damage(Path(f"{file}.new"))),
-    ],
-    ids=["changed", "cut off", "gone", "unknown", "unknown stamp", "killed while it was made"],
-)
-def test_a_damaged_one_is_made_anew(requantised: Path, harm: Callable[[Path], object]) -> None:
-    good = embedded.for_llamacpp("tiny").read_bytes()
-    harm(requantised)
-    assert embedded.for_llamacpp("tiny").read_bytes() == good
-    assert not Path(f"{requantised}.new").exists()
-
-
-def test_what_fills_the_disk_is_removed(requantised: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(source: Path, target: Path, kind: str) -> None:
-        target.write_bytes(b"the beginning")
-        raise OSError(28, "No space left on device")
-
-    requantised.unlink(missing_ok=True)
-    monkeypatch.setattr(embedded, "requantise", full)
-    with pytest.raises(UsageError, match="No space left on device; MEMAGENT_CACHE names another folder"):
-        embedded.for_llamacpp("tiny")
-    assert not Path(f"{requantised}.new").exists()
-
-
-def test_without_gguf(requantised: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(MissingExtra, match=r"gguf is not installed; run: .*llamacpp"):
-        embedded.for_llamacpp("tiny")
-    assert not requantised.exists()
-
-
-@pytest.mark.parametrize("name", ["tiny", "llamacpp:tiny"])
-def test_llamacpp_reads_it_and_transformers_the_models_own(
-    requantised: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    made: list[Path] = []
-    monkeypatch.setattr(backends, "_make", lambda kind, model, options: made.append(model))
-    load_backend(name)
-    load_backend("transformers:tiny")
-    assert made == [requantised, embedded.path("tiny")]
-
-
 @pytest.mark.parametrize("color", ["", "1"])
 def test_the_command_line_pulls(server: Loopback, monkeypatch: pytest.MonkeyPatch, color: str) -> None:
     monkeypatch.setenv("FORCE_COLOR", color)  # makes no terminal of what is none
@@ -521,7 +374,7 @@ def test_the_real_model_is_what_the_record_says() -> None:
     assert file.stat().st_size == record.size
     gguf, np = pytest.importorskip("gguf"), pytest.importorskip("numpy")
     pairs = zip(
-        gguf.GGUFReader(file).tensors, gguf.GGUFReader(embedded.for_llamacpp("smollm2-raw")).tensors, strict=True
+        gguf.GGUFReader(file).tensors, gguf.GGUFReader(prepared.for_llamacpp("smollm2-raw")).tensors, strict=True
     )
     for then, now in pairs:
         weights = gguf.dequantize(then.data, then.tensor_type)

@@ -13,8 +13,7 @@ from helpers.tiny_gguf import WINDOW, gguf, make_folder, make_gguf, torch, trans
 from helpers.tiny_model import PEFT_WARNS
 
 from memagent_integrations import Backend, Reader, UsageError, load_backend, policies
-from memagent_integrations.backends import embedded
-from memagent_integrations.backends import transformers as backend_module
+from memagent_integrations.backends import embedded, prepared
 from memagent_integrations.policies import Policy
 from memagent_integrations.prompts import PromptSet
 from memagent_integrations.records import Budgets
@@ -376,11 +375,12 @@ def test_the_model_is_named(model: Any, llama: Tiny, tmp_path: Path) -> None:
 def test_the_embedded_model_with_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = embedded.pull("smollm2-raw")
     prompts = [[1, 4093, 198, *range(1000, 1040), 2, 198, 1, 520, 9531, 198]]
-    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
+    folder = prepared.for_transformers("smollm2-raw")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     before = by_transformers(model, prompts), by_llamacpp(file, None, prompts)
     model = adapted(model, scale=0.05)
     export.save(model, None, tmp_path / "reader", policy=policy("smollm2-raw"), figures=FIGURES)
-    assert str(file.parent) not in (tmp_path / "reader" / "adapter" / "adapter_config.json").read_text()
+    assert str(folder) not in (tmp_path / "reader" / "adapter" / "adapter_config.json").read_text()
     monkeypatch.setattr(gguf_adapter, "_PAIRED", set())
     gguf_adapter.write(model, tmp_path / "wrong.gguf")
     change = by_transformers(model, prompts) - before[0]
@@ -394,11 +394,10 @@ def test_the_embedded_model_with_an_adapter(tmp_path: Path, monkeypatch: pytest.
     assert likeness(tmp_path / "wrong.gguf") < 0.95, "without the permutation"
     name = f"policy:{tmp_path / 'reader'}"
     prompt = ask("Name three colours.", 10)
-    monkeypatch.setattr(backend_module, "_load_model", lambda *_: model.unload())  # the same again, read once
-    monkeypatch.setattr(embedded, "for_llamacpp", embedded.pull)  # the same weights: nearly tied replies would differ
+    monkeypatch.setattr(prepared, "for_llamacpp", embedded.pull)  # the same weights: nearly tied replies would differ
     with (
         load_backend(name, window=512) as here,
-        load_backend(name, model=f"transformers:{file}", **FLOAT32) as there,
+        load_backend(name, model="transformers:smollm2-raw", **FLOAT32) as there,
     ):
         assert here.name == "smollm2-raw"
         assert here._extra_body == {"cache_prompt": True}, "no repetition penalty"  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import vllm_env
 
 FOLDER = "MEMAGENT_VLLM_MODEL"
+MAX_RANK = 16
 WARNINGS = [  # of vLLM itself and of the torch that it pins
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
     "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
@@ -45,6 +46,16 @@ def missing() -> str | None:
 @pytest.fixture(scope="session")
 def model() -> Path:
     return Path(os.environ[FOLDER])
+
+
+@pytest.fixture(scope="session")
+def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of "smollm2" that takes LoRA adapters of up to `MAX_RANK`: it needs half a minute."""
+    more = ["--enable-lora", "--max-lora-rank", MAX_RANK, "--logprobs-mode", "processed_logprobs"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True")
+        with vllm_env.server(model, log=tmp_path_factory.mktemp("server") / "log", more=more) as running:
+            yield running
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-import vllm_env
 
 from memagent_integrations import Reader
 from memagent_integrations.policies import Policy
@@ -66,8 +66,8 @@ def test_transformers_and_vllm_say_the_same(name: str, model: Path, expected: li
     assert texts(read(name, device="cpu", dtype="float32", adapter=None)) != expected
 
 
-def test_a_server_says_the_same(name: str, model: Path, expected: list[str], tmp_path: Path) -> None:
+def test_a_server_says_the_same(name: str, url: str, expected: list[str]) -> None:
     adapter = Path(name.removeprefix("policy:")) / "adapter"
-    more = ["--enable-lora", "--lora-modules", f"reader={adapter}", "--max-lora-rank", 16]
-    with vllm_env.server(model, log=tmp_path / "log", window=2048, more=more) as url:
-        assert texts(read(name, model="openai:reader", base_url=url, temperature=0.0)) == expected
+    loading = {"lora_name": "reader", "lora_path": str(adapter)}
+    httpx.post(f"{url}/load_lora_adapter", json=loading, timeout=60).raise_for_status()
+    assert texts(read(name, model="openai:reader", base_url=url, temperature=0.0)) == expected

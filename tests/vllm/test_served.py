@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import vllm_env
 from helpers.contract import ask
 
 from memagent_integrations.errors import UsageError
@@ -46,15 +45,6 @@ SMALL: dict[str, Any] = {
 }
 SHARED = "The harbour master noted the tide and the wind in his book every morning before the boats went out. " * 6
 PROMPTS = [ask(SHARED + question, 8) for question in ("What did he note?", "Who noted it?", "When did he do it?")]
-
-
-@pytest.fixture(scope="module")
-def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    more = ["--enable-lora", "--max-lora-rank", 8, "--logprobs-mode", "processed_logprobs"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True")
-        with vllm_env.server(model, log=tmp_path_factory.mktemp("server") / "log", window=2048, more=more) as running:
-            yield running
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +129,8 @@ def test_what_the_server_cannot_take_is_told(
     policy: ServedSampler, url: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ServedSampler(model, base_url=url, temperature=TEMPERATURE, device="cpu") as larger:
-        start(larger, Settings(**(SMALL | {"lora": Lora(rank=12, alpha=16)})))
-        with pytest.raises(UsageError, match=r"rank 12; start it so: .*--max-lora-rank 16"):
+        start(larger, Settings(**(SMALL | {"lora": Lora(rank=20, alpha=16)})))
+        with pytest.raises(UsageError, match=r"rank 20; start it so: .*--max-lora-rank 32"):
             larger.publish()
     load = policy._server.load
     monkeypatch.setattr(

@@ -20,13 +20,7 @@ SHARED = "The harbour master noted the tide and the wind. " * 60
 CPU = {"dtype": "float32", "enforce_eager": True}
 
 
-@pytest.fixture(scope="class")  # not for the whole module: each of them takes gigabytes
-def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with vllm_env.server(model, log=tmp_path_factory.mktemp("server") / "log") as base_url:
-        yield base_url
-
-
-@pytest.fixture(scope="class")  # not for the whole module: each of them takes gigabytes
+@pytest.fixture(scope="class")
 def served(url: str) -> Iterator[Backend]:
     with load_backend("openai:smollm2", base_url=url, temperature=0.0) as backend:
         yield backend
@@ -70,7 +64,7 @@ class TestServer(BackendContract):
             backend.complete(ask("word " * 9000))
 
 
-@pytest.fixture(scope="class")  # not for the whole module: each of them takes gigabytes
+@pytest.fixture(scope="class")  # not for the whole module: it takes gigabytes
 def in_process(model: Path) -> Iterator[Backend]:
     with load_backend(f"vllm:{model}", **CPU) as backend:
         yield backend

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from memagent_integrations import policies
-from memagent_integrations.backends import embedded
+from memagent_integrations.backends import embedded, prepared
 from memagent_integrations.backends.base import Backend
 from memagent_integrations.backends.scripted import ScriptedBackend
 from memagent_integrations.errors import MemAgentError, MissingExtra, UsageError
@@ -32,7 +32,7 @@ def load_backend(spec: str, **options: Any) -> Backend:
     "policy:DIR" (the model and adapter that its `memagent.json` names; `Reader` takes the prompts and budgets too. One
     that somebody sent has no code loaded and nothing fetched), "smollm2" (the policy in this package), or the name of
     an embedded model ("smollm2-raw", fetched at first use). Both run in llama.cpp, and with "transformers:" before
-    their name in transformers. `options` go to the backend's class.
+    their name in transformers; the embedded model with "vllm:" in vLLM. `options` go to the backend's class.
 
     The option `model` loads a policy's adapter on the same weights in another backend:
     `load_backend("policy:DIR", model="vllm:NAME")`. An endpoint already serves the adapter, under a name of its own:
@@ -49,8 +49,9 @@ def load_backend(spec: str, **options: Any) -> Backend:
     if policies.names_policy(spec):
         return _load_policy(policies.load_named(spec, base=options.get("model")), options)
     if kind in _KINDS and name:
-        file_of = {"llamacpp": embedded.for_llamacpp, "transformers": embedded.pull}.get(kind)
-        return _make(kind, file_of(name) if file_of and name in embedded.EMBEDDED else name, options)
+        if name in embedded.EMBEDDED and kind != "openai":
+            name = str(prepared.for_llamacpp(name) if kind == "llamacpp" else prepared.for_transformers(name))
+        return _make(kind, name, options)
     names = (*policies.SHIPPED, *embedded.EMBEDDED)
     known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *names])
     meant = get_close_matches(spec, names, 1)
@@ -65,7 +66,7 @@ def _load_embedded(name: str, options: dict[str, Any]) -> Backend:
     # the sampling settings prop up the raw model; adapters are trained without them
     sampling = {} if options.get("adapter") else model.sampling
     defaults = {"name": name, "window": model.window, "sampling": sampling}
-    return _make("llamacpp", embedded.for_llamacpp(name), defaults | options)
+    return _make("llamacpp", prepared.for_llamacpp(name), defaults | options)
 
 
 def _load_policy(policy: policies.Policy, options: dict[str, Any]) -> Backend:

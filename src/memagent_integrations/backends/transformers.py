@@ -113,8 +113,8 @@ class TransformersBackend(BatchBackend):
         options["trust_remote_code"] = trust_remote_code
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         with _loading(str(model), "give a Hugging Face name, a folder that save_pretrained wrote, or a GGUF file"):
-            self.tokenizer = _load_tokenizer(model, options)
-            self.model: Any = _load_model(model, device, dtype, options)
+            self.tokenizer = load_tokenizer(model, options)
+            self.model: Any = load_model(model, device, dtype, options)
         self._ends = _ends(self.model, self.tokenizer)
         self.model.generation_config = GenerationConfig.from_dict({})  # generate() takes what we leave unset from here
         text_config = self.model.config.get_text_config(decoder=True)
@@ -400,13 +400,15 @@ def _location(model: str | Path) -> tuple[str, dict[str, str]]:
     return str(path.parent), {"gguf_file": path.name}
 
 
-def _load_tokenizer(model: str | Path, options: Mapping[str, Any]) -> Any:
+def load_tokenizer(model: str | Path, options: Mapping[str, Any]) -> Any:
+    """Return the tokenizer of a model by its name, its folder or its GGUF file."""
     name, file = _location(model)
     relevant = {key: value for key, value in options.items() if key in ("trust_remote_code", "revision")}
     return AutoTokenizer.from_pretrained(name, **file, **relevant)
 
 
-def _load_model(model: str | Path, device: str, dtype: str | torch.dtype | None, options: Mapping[str, Any]) -> Any:
+def load_model(model: str | Path, device: str, dtype: str | torch.dtype | None, options: Mapping[str, Any]) -> Any:
+    """Return a model by its name, its folder or its GGUF file, which is de-quantised."""
     name, file = _location(model)
     coarse = torch.device(device).type != "cpu" or computes_bfloat16()
     dtype = dtype or (torch.bfloat16 if coarse else torch.float32)

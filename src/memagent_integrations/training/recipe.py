@@ -15,7 +15,7 @@ from accelerate.tracking import get_available_trackers
 from pydantic import ConfigDict, TypeAdapter
 
 from memagent_integrations import files, policies
-from memagent_integrations.backends import embedded
+from memagent_integrations.backends import embedded, prepared
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import tasks
@@ -149,7 +149,7 @@ class Recipe:
             UsageError: the model is none that transformers loads.
         """
         if self.model in embedded.EMBEDDED:
-            name = str(embedded.pull(self.model))
+            name = str(prepared.for_transformers(self.model))
         elif self.model.startswith(_TRANSFORMERS):
             name = self.model.removeprefix(_TRANSFORMERS)
         else:

@@ -10,9 +10,11 @@ raw=(--model transformers:smollm2-raw --chunk-tokens 384 --memory-tokens 160 --o
 evaluate() { memagent eval run --data "$data" -r memagent --seed 0 "$@"; }
 
 memagent train sft "$here/recipe.toml" --output "$output/first" --data "$data"
-memagent train sft "$here/second.toml" --adapter "$output/first/policy/adapter" --output "$output/second" --data "$data"
-memagent train sft "$here/third.toml" --adapter "$output/second/policy/adapter" --output "$output/third" --data "$data"
-runs=("$output/first" "$output/second" "$output/third")
+last=$output/first runs=("$output/first")
+for part in second third fourth; do
+    memagent train sft "$here/$part.toml" --adapter "$last/policy/adapter" --output "$output/$part" --data "$data"
+    last=$output/$part runs+=("$output/$part")
+done
 python "$here/ship.py" "${runs[@]}"
 
 needles=(-t niah_single_1 -t niah_single_2 -t niah_single_3 -t niah_multikey_1)
@@ -25,6 +27,4 @@ python "$here/manual.py" "$output/manual.jsonl"
 evaluate "${policy[@]}" -t "jsonl:$output/manual.jsonl" --samples 20 -o "$output/manual_answers.jsonl"
 python "$here/ship.py" "${runs[@]}" "$output/short.jsonl" "$output/long.jsonl"
 memagent eval report "$output/short.jsonl" "$output/long.jsonl" -o "$output/report"
-memagent train plot "$output/first"
-memagent train plot "$output/second"
-memagent train plot "$output/third"
+for run in "${runs[@]}"; do memagent train plot "$run"; done

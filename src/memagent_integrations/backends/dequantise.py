@@ -13,9 +13,13 @@ def dequantise(source: Path, target: Path) -> None:
 
     Raises:
         MissingExtra: gguf is not installed.
-        UsageError: transformers cannot load the file.
+        OSError: the folder cannot be written.
     """
-    load_tokenizer(source, {}).save_pretrained(target)
-    load_model(source, "cpu", "float16", {}).save_pretrained(target)
-    for weights in target.glob("*.safetensors"):  # which safetensors writes for the owner alone
-        shutil.copymode(target / "config.json", weights)
+    tokenizer, model = load_tokenizer(source, {}), load_model(source, "cpu", "float16", {})
+    try:
+        tokenizer.save_pretrained(target)
+        model.save_pretrained(target)
+        for weights in target.glob("*.safetensors"):  # which are for the owner alone
+            shutil.copymode(target / "config.json", weights)
+    except Exception as error:  # safetensors has errors of its own for a full disk
+        raise OSError(str(error)) from error

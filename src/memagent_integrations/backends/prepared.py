@@ -37,7 +37,7 @@ def for_llamacpp(name: str) -> Path:
 def for_transformers(name: str) -> Path:
     """Return the folder that transformers and vLLM load, made as the file of `for_llamacpp` is.
 
-    transformers takes ten times as long to load the GGUF file.
+    transformers takes five times as long to load the GGUF file.
 
     Raises:
         UsageError: as of `embedded.pull`.
@@ -64,7 +64,7 @@ def _made(name: str, form: str, made: str, make: Callable[[Path, Path], None], *
                 make(source, new)
                 _remove(target)
                 new.replace(target)
-            except OSError:
+            except BaseException:
                 _remove(new)  # what there was of it may have filled the disk
                 raise
             verified.note(target / weights)

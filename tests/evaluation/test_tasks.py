@@ -27,6 +27,7 @@ from memagent_integrations.errors import MissingExtra, UsageError
 from memagent_integrations.evaluation import data as sets
 from memagent_integrations.evaluation.baselines.prompts import plain
 from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.diagnostics import fact_places, holds
 from memagent_integrations.evaluation.haystacks import GRASS, Corpus, Cycled, stream
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.ruler import of_prompt, with_example
@@ -755,7 +756,7 @@ def test_packages_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPat
 def test_a_name_that_is_none() -> None:
     with pytest.raises(UsageError, match=r"unknown task 'niah'; the tasks are niah_single_1, .* and jsonl:PATH"):
         load("niah", Data())
-    assert len(NAMES) == len(set(NAMES)) == 13 + 2 + 5 + 6 + 3 + 5 + 8 + 1 + 2 * 5
+    assert len(NAMES) == len(set(NAMES)) == 13 + 2 + 5 + 6 + 3 + 5 + 8 + 1 + 2 * 5 + 2
 
 
 def test_numbers_that_are_wrong() -> None:
@@ -787,3 +788,16 @@ def test_a_tokenizer_that_finds_nothing() -> None:
         load("niah_single_1", Data()).make(4_096, 0, 0, lambda given: 0)
     with pytest.raises(UsageError, match="next to no tokens"):
         load("niah_single_2", local()).make(4_096, 0, 0, lambda given: 0)
+
+
+def test_the_fact_of_a_question_of_squad_is_the_sentence_that_answers_it() -> None:
+    sentences = 0
+    for number in range(60):
+        sample = make("squad_train", 3, seed=1 << 30, number=number)
+        (fact,) = sample.facts
+        (place,) = fact_places(sample)
+        assert text(sample)[place:].startswith(fact.text)
+        assert fact.text in sample.oracle
+        assert any(holds(fact.text, (answer,)) for answer in sample.answers)
+        sentences += fact.text != sample.oracle
+    assert sentences > 45

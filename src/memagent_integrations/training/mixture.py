@@ -37,6 +37,7 @@ _TRAINING_TASKS = {  # the task to train on in place of one for evaluation
     "longbench_musique": "musique_train",
     "longbench_hotpotqa": "hqa_train",
     **dict(zip(prose.EVALUATION, prose.TRAINING, strict=True)),
+    "cloze": "cloze_train",
 }
 
 

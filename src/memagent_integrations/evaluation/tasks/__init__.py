@@ -10,6 +10,7 @@ from memagent_integrations.evaluation.samples import Task
 from memagent_integrations.evaluation.tasks import (
     babilong,
     chains,
+    cloze,
     counting,
     files,
     hqa_files,
@@ -20,7 +21,7 @@ from memagent_integrations.evaluation.tasks import (
 
 _FAMILIES: dict[str, Callable[[str, Data], Task]] = {
     name: family.load
-    for family in (needles, chains, counting, paragraphs, hqa_files, babilong, prose, files)
+    for family in (needles, chains, counting, paragraphs, hqa_files, babilong, prose, cloze, files)
     for name in family.NAMES
 }
 NAMES = tuple(_FAMILIES)
@@ -28,7 +29,14 @@ NAMES = tuple(_FAMILIES)
 FILE = files.PREFIX
 """The prefix of a task name that goes on with the path of a jsonl file of question, answers and context."""
 
-TRAINING = (*paragraphs.TRAINING, *babilong.TRAINING, *needles.TRAINING, *chains.TRAINING, *prose.TRAINING)
+TRAINING = (
+    *paragraphs.TRAINING,
+    *babilong.TRAINING,
+    *needles.TRAINING,
+    *chains.TRAINING,
+    *prose.TRAINING,
+    *cloze.TRAINING,
+)
 """The tasks for training: no other task asks their questions."""
 
 

@@ -17,7 +17,7 @@ from memagent_integrations.checks import check_int
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data, Paragraph, Question
 from memagent_integrations.evaluation.diagnostics import holds
-from memagent_integrations.evaluation.haystacks import too_short
+from memagent_integrations.evaluation.haystacks import sentences, too_short
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.published import PARAGRAPHS
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
@@ -164,17 +164,17 @@ class _Stack:
             if order[number - 1] < len(question.gold):
                 places[order[number - 1]] = total + len(f"Document {number}:\n")
             total += len(text)
-        facts = tuple(
-            Fact(text=_shown(paragraph), depth=places[n] / total, keys=_keys(paragraph, question))
-            for n, paragraph in enumerate(question.gold)
-        )
+        facts = []
+        for n, paragraph in enumerate(question.gold):
+            text, before = _evidence(paragraph, question)
+            facts.append(Fact(text=text, depth=(places[n] + before) / total, keys=_keys(paragraph, question)))
         return Sample(
             id=id,
             question=question.question,
             answers=question.answers,
             document=lambda: _batched(self._texts(order)),
             facts=tuple(sorted(facts, key=lambda fact: fact.depth)),
-            oracle="\n\n".join(fact.text for fact in facts),
+            oracle="\n\n".join(_shown(question.gold[n]) for n in sorted(places, key=places.__getitem__)),
             details={
                 "question": question.id,
                 "paragraphs": size,
@@ -204,6 +204,23 @@ def _shown(paragraph: Paragraph) -> str:
 
 def _name(paragraph: Paragraph) -> str:
     return paragraph.title or paragraph.text
+
+
+def _evidence(paragraph: Paragraph, question: Question) -> tuple[str, int]:
+    """Return the part of a paragraph that answers the question, and the characters before it.
+
+    That is the sentence with an answer that shares most words with the question; where no sentence can stand alone (of
+    an article it names the subject only by "he" or "it", or no sentence has an answer) it is all of it.
+    """
+    shown = _shown(paragraph)
+    answering = [
+        text for text in sentences(paragraph.text) if any(holds(text, (answer,)) for answer in question.answers)
+    ]
+    if paragraph.title or not answering:
+        return shown, 0
+    asked = set(question.question.lower().split())
+    best = max(answering, key=lambda text: len(asked & set(text.lower().split())))
+    return best, shown.index(best)
 
 
 def _keys(paragraph: Paragraph, question: Question) -> tuple[str, ...]:

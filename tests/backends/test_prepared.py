@@ -210,4 +210,15 @@ def test_each_engine_reads_its_own(source: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(backends, "_make", lambda kind, model, options: made.append(model))
     for name in ("tiny", "llamacpp:tiny", "transformers:tiny", "vllm:tiny", "openai:tiny"):
         load_backend(name)
-    assert list(map(str, made)) == [*[str(LLAMACPP.path)] * 2, *[str(TRANSFORMERS.path)] * 2, "tiny"]
+    assert made == [LLAMACPP.path, LLAMACPP.path, "tiny", "tiny", "tiny"]
+    assert prepared.weights_of("tiny") == TRANSFORMERS.path
+    assert prepared.weights_of("gpt2") == "gpt2"
+    assert prepared.weights_of(Path("tiny")) == Path("tiny"), "a folder of that name"
+
+
+def test_it_is_called_what_it_was_asked_for_by_and_not_where_it_lies(source: Path) -> None:
+    for backend in (load_backend("transformers:tiny", device="cpu"), TransformersBackend("tiny", device="cpu")):
+        with backend:
+            assert backend.name == "transformers:tiny"
+            assert str(source.parent) not in repr(backend.identity)
+            assert backend.count("one two") > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memagent_integrations import Backend, Reader, ScriptedBackend, UsageError, backends, load_backend, policies
-from memagent_integrations.backends import embedded, prepared
+from memagent_integrations.backends import embedded
 from memagent_integrations.reader import loading
 
 FOLDER = policies.SHIPPED["smollm2"]
@@ -53,10 +53,9 @@ def test_it_reads_in_transformers_by_one_name(monkeypatch: pytest.MonkeyPatch) -
         return ScriptedBackend([])
 
     monkeypatch.setattr(backends, "_make", make)
-    monkeypatch.setattr(prepared, "for_transformers", lambda name: f"the folder of {name}")
     reader = Reader(IN_TRANSFORMERS)
     assert (reader.prompts, reader.budgets) == (policy.prompts, policy.budgets)
-    assert made == [("transformers", f"the folder of {policy.model}", {"adapter": policy.adapter})]
+    assert made == [("transformers", policy.model, {"adapter": policy.adapter})]
 
 
 @pytest.mark.parametrize("name", ["smollm2", "transformers:smollm2"])

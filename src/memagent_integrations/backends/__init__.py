@@ -49,8 +49,8 @@ def load_backend(spec: str, **options: Any) -> Backend:
     if policies.names_policy(spec):
         return _load_policy(policies.load_named(spec, base=options.get("model")), options)
     if kind in _KINDS and name:
-        if name in embedded.EMBEDDED and kind != "openai":
-            name = str(prepared.for_llamacpp(name) if kind == "llamacpp" else prepared.for_transformers(name))
+        if kind == "llamacpp" and name in embedded.EMBEDDED:
+            return _make(kind, prepared.for_llamacpp(name), {"name": spec} | options)
         return _make(kind, name, options)
     names = (*policies.SHIPPED, *embedded.EMBEDDED)
     known = ", ".join([*(f"{kind}:NAME" for kind in KINDS), *names])

@@ -47,6 +47,11 @@ def for_transformers(name: str) -> Path:
     return _made(name, "float16", f"{name}.float16", _dequantise, weights="model.safetensors")
 
 
+def weights_of(model: str | Path) -> str | Path:
+    """Return what transformers and vLLM load for a model's name: an embedded model's folder, else what was given."""
+    return for_transformers(model) if isinstance(model, str) and model in embedded.EMBEDDED else model
+
+
 def _made(name: str, form: str, made: str, make: Callable[[Path, Path], None], *, weights: str = "") -> Path:
     """Return what `make` has written from the model's file: a file, or a folder with the file `weights`."""
     source = embedded.pull(name)

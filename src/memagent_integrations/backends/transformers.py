@@ -20,6 +20,7 @@ from typing import Any
 from memagent_integrations import files
 from memagent_integrations.backends.in_process import BatchBackend, ChatTokenizer, one_line
 from memagent_integrations.backends.prefixes import bundles, whole
+from memagent_integrations.backends.prepared import weights_of
 from memagent_integrations.checks import check_number
 from memagent_integrations.errors import BackendClosed, BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
@@ -54,7 +55,7 @@ Not avx512_bf16: torch 2.13 multiplies half as fast with it as in float32 (135 a
 
 
 class TransformersBackend(BatchBackend):
-    """A model by its Hugging Face name, in a folder, or in a GGUF file, which is de-quantised.
+    """A model by its Hugging Face name, in a folder, in a GGUF file, which is de-quantised, or an embedded one.
 
     `adapter` is a LoRA adapter, in PEFT's form or in a GGUF file. `device` defaults to "cuda" if there is a CUDA
     device, else "cpu"; `dtype` to bfloat16 on a GPU and on a CPU that computes it in hardware, else float32; `window`
@@ -113,8 +114,9 @@ class TransformersBackend(BatchBackend):
         options["trust_remote_code"] = trust_remote_code
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         with _loading(str(model), "give a Hugging Face name, a folder that save_pretrained wrote, or a GGUF file"):
-            self.tokenizer = load_tokenizer(model, options)
-            self.model: Any = load_model(model, device, dtype, options)
+            weights = weights_of(model)
+            self.tokenizer = load_tokenizer(weights, options)
+            self.model: Any = load_model(weights, device, dtype, options)
         self._ends = _ends(self.model, self.tokenizer)
         self.model.generation_config = GenerationConfig.from_dict({})  # generate() takes what we leave unset from here
         text_config = self.model.config.get_text_config(decoder=True)

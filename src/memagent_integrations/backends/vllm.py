@@ -13,6 +13,7 @@ from typing import Any
 
 from memagent_integrations.backends.failures import way_out
 from memagent_integrations.backends.in_process import BatchBackend, ChatTokenizer, one_line
+from memagent_integrations.backends.prepared import weights_of
 from memagent_integrations.errors import BackendClosed, BackendError, MemAgentError, MissingExtra, UsageError
 from memagent_integrations.records import Prompt, Reply, Usage
 
@@ -27,7 +28,7 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts for
 
 
 class VLLMBackend(BatchBackend):
-    """A model by its Hugging Face name or in a folder, run by vLLM's own engine.
+    """A model by its Hugging Face name, in a folder, or an embedded one, run by vLLM's own engine.
 
     The prefix cache is on: what a prompt shares with an earlier one is not computed again, and `usage.cached_tokens` is
     the number of tokens that this saved. Calls from several threads, streams among them, are computed together.
@@ -76,7 +77,7 @@ class VLLMBackend(BatchBackend):
         with _loading(str(model)):
             SamplingParams(**self._sampling)  # refuses wrong settings before the model is loaded
             options = {"enable_prefix_caching": True, "max_model_len": window, **lora, **engine}
-            llm = LLM(model=str(model), **options)
+            llm = LLM(model=str(weights_of(model)), **options)
         self._engine: _Engine | None = _Engine(llm.llm_engine)
         try:
             with _loading(str(adapter)):

@@ -15,7 +15,7 @@ from accelerate.tracking import get_available_trackers
 from pydantic import ConfigDict, TypeAdapter
 
 from memagent_integrations import files, policies
-from memagent_integrations.backends import embedded, prepared
+from memagent_integrations.backends import embedded
 from memagent_integrations.checks import check_int, drop_none
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation import tasks
@@ -148,11 +148,8 @@ class Recipe:
         Raises:
             UsageError: the model is none that transformers loads.
         """
-        if self.model in embedded.EMBEDDED:
-            name = str(prepared.for_transformers(self.model))
-        elif self.model.startswith(_TRANSFORMERS):
-            name = self.model.removeprefix(_TRANSFORMERS)
-        else:
+        name = self.model.removeprefix(_TRANSFORMERS)
+        if name == self.model and name not in embedded.EMBEDDED:
             known = ", ".join(embedded.EMBEDDED)
             raise UsageError(f"a model that is trained is transformers:NAME or one of {known}, not {self.model!r}")
         options: dict[str, Any] = {

@@ -11,7 +11,7 @@ evaluate() { memagent eval run --data "$data" -r memagent --seed 0 "$@"; }
 
 memagent train sft "$here/recipe.toml" --output "$output/first" --data "$data"
 last=$output/first runs=("$output/first")
-for part in second third fourth; do
+for part in second third fourth fifth; do
     memagent train sft "$here/$part.toml" --adapter "$last/policy/adapter" --output "$output/$part" --data "$data"
     last=$output/$part runs+=("$output/$part")
 done

@@ -13,7 +13,6 @@ from helpers.contract import SCRIPTS, BackendContract, ask, joined
 from helpers.tiny_model import PEFT_WARNS, TEMPLATE, WINDOW, make_adapter, make_model, torch
 
 from memagent_integrations import Backend, BackendError, ContextOverflow, MissingExtra, Reader, UsageError, load_backend
-from memagent_integrations.backends import embedded
 from memagent_integrations.backends.transformers import TransformersBackend, computes_bfloat16
 from memagent_integrations.records import Message, Prompt, Reply
 
@@ -22,25 +21,20 @@ pytestmark = pytest.mark.heavy
 Load = Callable[..., TransformersBackend]
 
 
-@pytest.fixture(scope="session")
-def gguf() -> Path:
-    return embedded.pull("smollm2-raw")
-
-
 @pytest.fixture(scope="module")
-def on_cpu(gguf: Path) -> Iterator[Backend]:
-    with load_backend(f"transformers:{gguf}", device="cpu") as loaded:
+def on_cpu() -> Iterator[Backend]:
+    with load_backend("transformers:smollm2-raw", device="cpu") as loaded:
         yield loaded
 
 
 @pytest.fixture(scope="module")
-def on_cuda(gguf: Path) -> Iterator[Backend]:
-    with load_backend(f"transformers:{gguf}", device="cuda") as loaded:
+def on_cuda() -> Iterator[Backend]:
+    with load_backend("transformers:smollm2-raw", device="cuda") as loaded:
         yield loaded
 
 
 @pytest.mark.real
-class TestGguf(BackendContract):
+class TestEmbedded(BackendContract):
     @pytest.fixture
     def backend(self, on_cpu: Backend) -> Backend:
         return on_cpu

@@ -67,9 +67,11 @@ def _decoded(path: Path, file: IO[bytes]) -> Generator[str]:
                 "read it again when nobody writes to it"
             )
         decoder.decode(b"", final=True)
-    except UnicodeError as error:
+    except UnicodeDecodeError as error:  # of what was left of the block before, and of this one
+        place = position + len(block) - len(error.object) + error.start
         raise UsageError(
-            f"{path} is not {encoding} text ({error}); convert it, or decode it yourself and pass the str"
+            f"{path} is not {encoding.removesuffix('-sig')} text ({error.reason}, at byte {place}); convert it (to UTF-8 from Latin-1, for "
+            "one: iconv -f LATIN1 -t UTF-8 FILE > NEW), or in Python pass its text: path.read_text(encoding=...)"
         ) from error
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,8 +130,11 @@ def test_a_file_is_read_in_blocks_without_breaking_characters(tmp_path: Path) ->
         (b"%PDF-1.7 ...", "is a PDF, not a text file"),
         (b"PK\x03\x04...", "DOCX"),
         (b"\x89PNG\r\n", "PNG"),
-        (b"fine until \xff here", "is not utf-8 text"),
-        (b"cut" + "中".encode()[:2], "is not utf-8 text"),
+        (b"fine until \xff here", "is not utf-8 text .*at byte 11.*iconv"),
+        (codecs.BOM_UTF8 + b"fine until \xff here", "is not utf-8 text .*at byte 14"),
+        (b"a" * 300_000 + b"\xe9t\xe9", "is not utf-8 text .*at byte 300000"),
+        (b"a" * ((1 << 18) - 1) + b"\xe9t", f"is not utf-8 text .*at byte {(1 << 18) - 1}"),
+        (b"cut" + "中".encode()[:2], "is not utf-8 text .*at byte 3"),
         ("UTF-16 without a mark".encode("utf-16-le"), "full of NUL bytes"),
         ("UTF-32 without a mark".encode("utf-32-be"), "full of NUL bytes"),
         (bytes(5000), "full of NUL bytes"),

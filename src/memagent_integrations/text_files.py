@@ -67,11 +67,12 @@ def _decoded(path: Path, file: IO[bytes]) -> Generator[str]:
                 "read it again when nobody writes to it"
             )
         decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:  # of what was left of the block before, and of this one
-        place = position + len(block) - len(error.object) + error.start
+    except UnicodeDecodeError as error:
+        place = position + len(block) - len(error.object) + error.start  # it holds what the block before has left
+        name = encoding.removesuffix("-sig")
         raise UsageError(
-            f"{path} is not {encoding.removesuffix('-sig')} text ({error.reason}, at byte {place}); convert it (to UTF-8 from Latin-1, for "
-            "one: iconv -f LATIN1 -t UTF-8 FILE > NEW), or in Python pass its text: path.read_text(encoding=...)"
+            f"{path} is not {name} text ({error.reason}, at byte {place}); convert it (to UTF-8 from Latin-1, for one: "
+            "iconv -f LATIN1 -t UTF-8 FILE > NEW), or in Python pass its text: path.read_text(encoding=...)"
         ) from error
 
 

@@ -29,10 +29,14 @@ DataDir = Annotated[
     typer.Option("--data", metavar="DIR", help="Folder of data sets; else they are downloaded.", show_default=False),
 ]
 ChunkTokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Most tokens of the document in one prompt [5000].", show_default=False)
+    int | None,
+    typer.Option(
+        metavar="N", help="Most tokens of the document in one prompt [the policy's, else 5000].", show_default=False
+    ),
 ]
 MemoryTokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Most tokens of the memory [1024].", show_default=False)
+    int | None,
+    typer.Option(metavar="N", help="Most tokens of the memory [the policy's, else 1024].", show_default=False),
 ]
 OutputTokens = Annotated[
     int | None,
@@ -41,7 +45,8 @@ OutputTokens = Annotated[
     ),
 ]
 QuestionTokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Most tokens of the question [1024].", show_default=False)
+    int | None,
+    typer.Option(metavar="N", help="Most tokens of the question [the policy's, else 1024].", show_default=False),
 ]
 OverlapTokens = Annotated[
     int | None, typer.Option(metavar="N", help="Tokens that a chunk repeats of the one before [0].", show_default=False)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 
 from memagent_integrations.errors import UsageError
 from memagent_integrations.tokens import Counter, fit
@@ -218,12 +218,6 @@ def _with_needles(filler: Filler, units: int, needles: Iterable[tuple[int, str]]
         yield needle
         position = before
     yield from map(filler.unit, range(position, units))
-
-
-def sentences(text: str) -> list[str]:
-    """Return the sentences of a text; one that is very long comes in parts."""
-    starts = list(_sentence_starts(text))
-    return [text[start:end].rstrip(" ") for start, end in pairwise([*starts, len(text)])]
 
 
 def _sentence_starts(text: str) -> Iterator[int]:

@@ -148,10 +148,10 @@ class Recipe:
         Raises:
             UsageError: the model is none that transformers loads.
         """
-        name = self.model.removeprefix(_TRANSFORMERS)
-        if name == self.model and name not in embedded.EMBEDDED:
+        if self.model not in embedded.EMBEDDED and not self.model.startswith(_TRANSFORMERS):
             known = ", ".join(embedded.EMBEDDED)
             raise UsageError(f"a model that is trained is transformers:NAME or one of {known}, not {self.model!r}")
+        name = self.model.removeprefix(_TRANSFORMERS)
         options: dict[str, Any] = {
             "adapter": self.adapter,
             "temperature": self.training.temperature,

@@ -93,9 +93,10 @@ def cut_out(sentence: str, key: str) -> Gap | None:
         return None
     gap = rng.choice(places)
     left, right = words[max(gap - _AROUND, 0) : gap], words[gap + 1 : gap + 1 + _AROUND]
-    if rng.random() < 0.5:
-        left, right = ([word for word in side if rng.random() > _DROPPED] for side in (left, right))
-    left, right = ([word for word in side if word] for side in (left, right))
+    shortened = rng.random() < 0.5
+    left, right = (
+        [word for word in side if (not shortened or rng.random() > _DROPPED) and word] for side in (left, right)
+    )
     around = " ".join([*left, "____", *right])
     forms = (
         f'Which word is missing: "{around}"?',

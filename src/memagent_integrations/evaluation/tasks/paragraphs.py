@@ -17,11 +17,12 @@ from memagent_integrations.checks import check_int
 from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data, Paragraph, Question
 from memagent_integrations.evaluation.diagnostics import holds
-from memagent_integrations.evaluation.haystacks import sentences, too_short
+from memagent_integrations.evaluation.haystacks import too_short
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.published import PARAGRAPHS
 from memagent_integrations.evaluation.samples import Fact, Sample, Task
 from memagent_integrations.evaluation.tasks.settings import RULER_ANSWER_TOKENS, RULER_LENGTHS, sample_id
+from memagent_integrations.statements import sentences
 from memagent_integrations.tokens import Counter
 
 _QUESTIONS: dict[str, Callable[[Data], Sequence[Question]]] = {
@@ -166,15 +167,16 @@ class _Stack:
             total += len(text)
         facts = []
         for n, paragraph in enumerate(question.gold):
-            text, before = _evidence(paragraph, question)
-            facts.append(Fact(text=text, depth=(places[n] + before) / total, keys=_keys(paragraph, question)))
+            text = _evidence(paragraph, question)
+            place = places[n] + _shown(paragraph).index(text)
+            facts.append(Fact(text=text, depth=place / total, keys=_keys(paragraph, question)))
         return Sample(
             id=id,
             question=question.question,
             answers=question.answers,
             document=lambda: _batched(self._texts(order)),
             facts=tuple(sorted(facts, key=lambda fact: fact.depth)),
-            oracle="\n\n".join(_shown(question.gold[n]) for n in sorted(places, key=places.__getitem__)),
+            oracle="\n\n".join(map(_shown, question.gold)),
             details={
                 "question": question.id,
                 "paragraphs": size,
@@ -206,21 +208,18 @@ def _name(paragraph: Paragraph) -> str:
     return paragraph.title or paragraph.text
 
 
-def _evidence(paragraph: Paragraph, question: Question) -> tuple[str, int]:
-    """Return the part of a paragraph that answers the question, and the characters before it.
+def _evidence(paragraph: Paragraph, question: Question) -> str:
+    """Return the part of a paragraph that answers the question.
 
     That is the sentence with an answer that shares most words with the question; where no sentence can stand alone (of
     an article it names the subject only by "he" or "it", or no sentence has an answer) it is all of it.
     """
-    shown = _shown(paragraph)
-    answering = [
-        text for text in sentences(paragraph.text) if any(holds(text, (answer,)) for answer in question.answers)
-    ]
-    if paragraph.title or not answering:
-        return shown, 0
+    if paragraph.title:
+        return _shown(paragraph)
+    parts = (paragraph.text[start:end].strip() for start, end in sentences(paragraph.text))
+    answering = [text for text in parts if any(holds(text, (answer,)) for answer in question.answers)]
     asked = set(question.question.lower().split())
-    best = max(answering, key=lambda text: len(asked & set(text.lower().split())))
-    return best, shown.index(best)
+    return max(answering, key=lambda text: len(asked & set(text.lower().split())), default=paragraph.text)
 
 
 def _keys(paragraph: Paragraph, question: Question) -> tuple[str, ...]:

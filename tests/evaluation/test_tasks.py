@@ -756,7 +756,7 @@ def test_packages_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPat
 def test_a_name_that_is_none() -> None:
     with pytest.raises(UsageError, match=r"unknown task 'niah'; the tasks are niah_single_1, .* and jsonl:PATH"):
         load("niah", Data())
-    assert len(NAMES) == len(set(NAMES)) == 13 + 2 + 5 + 6 + 3 + 5 + 8 + 1 + 2 * 5 + 2
+    assert len(NAMES) == len(set(NAMES)) == 13 + 2 + 5 + 6 + 3 + 5 + 8 + 1 + 2 * 5 + 2 + 2
 
 
 def test_numbers_that_are_wrong() -> None:

@@ -121,6 +121,14 @@ class Data:
         return _unique_titles(paragraph for paragraph in each(path, _paragraph) if paragraph.title not in known)
 
     @cached_property
+    def articles_train(self) -> Sequence[Paragraph]:
+        """The paragraphs of HotpotQA's and MuSiQue's training sets, one for each title that is not in `paragraphs`."""
+        known = {paragraph.title for paragraph in self.paragraphs}
+        questions = (*self.hotpotqa_train, *self.musique_train)
+        every = (paragraph for question in questions for paragraph in (*question.gold, *question.near))
+        return _unique_titles(paragraph for paragraph in every if paragraph.title not in known)
+
+    @cached_property
     def squad(self) -> Sequence[Question]:
         """The questions of SQuAD 2.0 (development set) with an answer; `near` is the rest of the article.
 

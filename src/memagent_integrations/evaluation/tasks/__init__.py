@@ -8,6 +8,7 @@ from memagent_integrations.errors import UsageError
 from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.samples import Task
 from memagent_integrations.evaluation.tasks import (
+    articles,
     babilong,
     chains,
     cloze,
@@ -21,7 +22,7 @@ from memagent_integrations.evaluation.tasks import (
 
 _FAMILIES: dict[str, Callable[[str, Data], Task]] = {
     name: family.load
-    for family in (needles, chains, counting, paragraphs, hqa_files, babilong, prose, cloze, files)
+    for family in (needles, chains, counting, paragraphs, hqa_files, babilong, prose, cloze, articles, files)
     for name in family.NAMES
 }
 NAMES = tuple(_FAMILIES)
@@ -36,6 +37,7 @@ TRAINING = (
     *chains.TRAINING,
     *prose.TRAINING,
     *cloze.TRAINING,
+    *articles.TRAINING,
 )
 """The tasks for training: no other task asks their questions."""
 

@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
-from operator import not_
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 from memagent_integrations.errors import MissingExtra, UsageError
+from memagent_integrations.evaluation import forms
+from memagent_integrations.evaluation.forms import Paragraph, Question, Story
 from memagent_integrations.evaluation.haystacks import Corpus
 from memagent_integrations.evaluation.references import Reference, References, longbench
-from memagent_integrations.evaluation.rows import (
-    Row,
-    decoded,
-    each,
-    integer,
-    lines,
-    pairs,
-    string,
-    strings,
-    text_of,
-    where_of,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paragraph:
-    """A paragraph of an encyclopedia. `title` is empty where the data set has none."""
-
-    title: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """A question, its alternative answers, the paragraphs that answer it, and similar ones that do not (`near`)."""
-
-    id: str
-    question: str
-    answers: tuple[str, ...]
-    gold: tuple[Paragraph, ...]
-    near: tuple[Paragraph, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Story:
-    """Sentences in the order of events, a question, its answer, and the indices of the sentences that give it."""
-
-    facts: tuple[str, ...]
-    question: str
-    answer: str
-    support: tuple[int, ...]
+from memagent_integrations.evaluation.rows import Row, each, string, text_of
 
 
 class Data:
@@ -87,11 +45,11 @@ class Data:
     def _hotpotqa(self, name: str, split: str) -> Sequence[Question]:
         path = self._file(name)
         if path is not None:
-            return tuple(each(path, _hotpot))
+            return tuple(each(path, forms.hotpot))
         repository = "hotpotqa/hotpot_qa"
         rows = self._hub(name, repository, split, "distractor")
         with _expected_form(repository):
-            return tuple(_hotpot(_as_in_file(row), where) for row, where in _with_names(rows, repository))
+            return tuple(forms.hotpot(forms.as_in_file(row), where) for row, where in _with_names(rows, repository))
 
     @cached_property
     def musique_train(self) -> Sequence[Question]:
@@ -99,16 +57,16 @@ class Data:
         pattern, repository = "musique/train*.jsonl", "dgslibisey/MuSiQue"
         path = self._first(pattern)
         if path is not None:
-            return tuple(each(path, _musique))
+            return tuple(each(path, forms.musique))
         rows = self._hub(pattern, repository, "train")
-        return tuple(_musique(row, where) for row, where in _with_names(rows, repository))
+        return tuple(forms.musique(row, where) for row, where in _with_names(rows, repository))
 
     @cached_property
     def paragraphs(self) -> Sequence[Paragraph]:
         """Paragraphs of HotpotQA's articles, one for each title."""
         path = self._file("hotpotqa/paragraph_pool.jsonl")
         if path:
-            return _unique_titles(each(path, _paragraph))
+            return _unique_titles(each(path, forms.paragraph))
         return _unique_titles(paragraph for question in self.hotpotqa for paragraph in (*question.gold, *question.near))
 
     @cached_property
@@ -118,7 +76,7 @@ class Data:
         if path is None:
             return ()
         known = {paragraph.title for paragraph in self.paragraphs}
-        return _unique_titles(paragraph for paragraph in each(path, _paragraph) if paragraph.title not in known)
+        return _unique_titles(paragraph for paragraph in each(path, forms.paragraph) if paragraph.title not in known)
 
     @cached_property
     def articles_train(self) -> Sequence[Paragraph]:
@@ -144,26 +102,26 @@ class Data:
     def _squad(self, split: str, *, training: bool) -> Sequence[Question]:
         questions, paragraphs = self._file("squad/questions.jsonl"), self._file("squad/paragraphs.jsonl")
         if questions and paragraphs:
-            rows = [row for row in each(questions, _squad_question) if row and for_training(row[3][0]) is training]
+            rows = [row for row in each(questions, forms.squad_question) if row and for_training(row[3][0]) is training]
             texts = {
                 (title, number): text
-                for title, number, text in each(paragraphs, _squad_paragraph)
+                for title, number, text in each(paragraphs, forms.squad_paragraph)
                 if for_training(title) is training
             }
-            return _squad(rows, texts, str(paragraphs))
+            return forms.squad(rows, texts, str(paragraphs))
         repository = "rajpurkar/squad_v2"
         hub_rows = self._hub("squad/questions.jsonl and squad/paragraphs.jsonl", repository, split)
         with _expected_form(repository):
-            return _squad(*_squad_hub(hub_rows), repository)
+            return forms.squad(*forms.squad_of_hub(hub_rows), repository)
 
     def babi(self, task: int) -> Sequence[Story]:
         """Return the questions of a bAbI task (1 to 20, training set), each with all sentences before it."""
         pattern, repository = f"babi/qa{task}_*_train.txt", "Muennighoff/babi"
         path = self._first(pattern)
         if path is not None:
-            return tuple(_stories(path))
+            return tuple(forms.stories(path))
         rows = self._hub(pattern, repository, "train")
-        return tuple(_story(row, where) for row, where in _with_names(rows, repository) if row.get("task") == task)
+        return tuple(forms.story(row, where) for row, where in _with_names(rows, repository) if row.get("task") == task)
 
     @cached_property
     def essays(self) -> Corpus:
@@ -268,150 +226,9 @@ def _expected_form(repository: str) -> Iterator[None]:
         ) from error
 
 
-def _hotpot(row: Row, where: str) -> Question:
-    titles = {str(title) for title, _ in pairs(row, "supporting_facts", where)}
-    paragraphs = [
-        Paragraph(title=str(title), text="".join(_sentences(sentences, where)).strip())
-        for title, sentences in pairs(row, "context", where)
-    ]
-    gold = tuple(paragraph for paragraph in paragraphs if paragraph.title in titles)
-    if not gold or len(gold) != len(titles):
-        raise UsageError(f"{where}: a paragraph that supporting_facts names is not in context")
-    return Question(
-        id=string(row, "id", where),
-        question=string(row, "question", where),
-        answers=(string(row, "answer", where),),
-        gold=gold,
-        near=tuple(paragraph for paragraph in paragraphs if paragraph.title not in titles),
-    )
-
-
-def _sentences(value: Any, where: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(sentence, str) for sentence in value):
-        raise UsageError(f"{where}: the field 'context' has to hold pairs of a title and a list of sentences")
-    return value
-
-
-def _as_in_file(row: Row) -> Row:
-    """Convert a row of HotpotQA from the hub's form, with columns, to that of its files, with pairs."""
-    facts, context = row["supporting_facts"], row["context"]
-    return {
-        **row,
-        "supporting_facts": list(zip(facts["title"], facts["sent_id"], strict=True)),
-        "context": list(zip(context["title"], context["sentences"], strict=True)),
-    }
-
-
-def _musique(row: Row, where: str) -> Question:
-    items = row.get("paragraphs")
-    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
-        raise UsageError(f"{where}: the field 'paragraphs' has to be a list of objects")
-    paragraphs = [
-        Paragraph(title=string(item, "title", where), text=string(item, "paragraph_text", where).strip())
-        for item in items
-    ]
-    supports = [bool(item.get("is_supporting")) for item in items]
-    gold = tuple(compress(paragraphs, supports))
-    if not gold:
-        raise UsageError(f"{where}: none of the paragraphs is supporting")
-    aliases = strings(row, "answer_aliases", where) if row.get("answer_aliases") else ()
-    return Question(
-        id=string(row, "id", where),
-        question=string(row, "question", where),
-        answers=tuple(dict.fromkeys((string(row, "answer", where), *aliases))),
-        gold=gold,
-        near=tuple(compress(paragraphs, map(not_, supports))),
-    )
-
-
 def _unique_titles(paragraphs: Iterable[Paragraph]) -> tuple[Paragraph, ...]:
     """Return the first paragraph of each title."""
     by_title: dict[str, Paragraph] = {}
     for paragraph in paragraphs:
         by_title.setdefault(paragraph.title, paragraph)
     return tuple(by_title.values())
-
-
-def _paragraph(row: Row, where: str) -> Paragraph:
-    return Paragraph(title=string(row, "title", where), text=string(row, "text", where).strip())
-
-
-ParagraphKey = tuple[str, int]
-"""The title of an article of SQuAD, and the number of a paragraph in it."""
-SquadQuestion = tuple[str, str, tuple[str, ...], ParagraphKey]
-"""Id, question, answers, and the paragraph that it is about."""
-
-
-def _squad_question(row: Row, where: str) -> SquadQuestion | None:
-    if row.get("is_impossible"):
-        return None
-    key = (string(row, "title", where), integer(row, "paragraph", where))
-    return string(row, "id", where), string(row, "question", where), strings(row, "answers", where), key
-
-
-def _squad_paragraph(row: Row, where: str) -> tuple[str, int, str]:
-    return string(row, "title", where), integer(row, "paragraph", where), string(row, "context", where).strip()
-
-
-def _squad_hub(rows: Iterable[Row]) -> tuple[list[SquadQuestion | None], dict[ParagraphKey, str]]:
-    """Return the questions, and the text of each paragraph, numbered in the order of the questions."""
-    questions: list[SquadQuestion | None] = []
-    numbers: dict[tuple[str, str], int] = {}
-    for row in rows:
-        number = numbers.setdefault((row["title"], row["context"].strip()), len(numbers))
-        answers = tuple(row["answers"]["text"])
-        questions.append((row["id"], row["question"], answers, (row["title"], number)) if answers else None)
-    return questions, {(title, number): text for (title, text), number in numbers.items()}
-
-
-def _squad(
-    rows: Iterable[SquadQuestion | None], texts: Mapping[ParagraphKey, str], source: str
-) -> tuple[Question, ...]:
-    articles: dict[str, list[Paragraph]] = {}
-    paragraphs = {key: Paragraph(title="", text=text) for key, text in texts.items()}
-    for (title, _), paragraph in paragraphs.items():
-        articles.setdefault(title, []).append(paragraph)
-    questions = []
-    for id, question, answers, (title, number) in filter(None, rows):
-        if (title, number) not in paragraphs:
-            raise UsageError(f"{source} has no paragraph {number} of {title!r}, which question {id} is about")
-        gold = paragraphs[title, number]
-        near = tuple(paragraph for paragraph in articles[title] if paragraph != gold)
-        unique = tuple(dict.fromkeys(answers))
-        questions.append(Question(id=id, question=question, answers=unique, gold=(gold,), near=near))
-    return tuple(questions)
-
-
-def _stories(path: Path) -> Iterator[Story]:
-    sentences: dict[int, str] = {}  # those of the current story, by their numbers in the file
-    for number, _, line in lines(path):
-        where = where_of(path, number)
-        index, _, text = decoded(line, where).strip().partition(" ")
-        if not index.isdecimal() or not text:
-            raise UsageError(f"{where}: a line of bAbI is a number and a sentence")
-        if int(index) == 1:
-            sentences = {}
-        question, *rest = text.split("\t")
-        if not rest:
-            sentences[int(index)] = text
-            continue
-        try:
-            answer, numbers = rest
-            support = tuple(list(sentences).index(int(number)) for number in numbers.split())
-        except ValueError as error:
-            raise UsageError(
-                f"{where}: a question of bAbI has an answer and the numbers of the sentences that give it, "
-                "separated by tabs"
-            ) from error
-        facts = tuple(sentences.values())
-        yield Story(facts=facts, question=question.strip(), answer=answer.strip(), support=support)
-
-
-def _story(row: Row, where: str) -> Story:
-    facts = tuple(line.strip() for line in string(row, "passage", where).splitlines() if line.strip())
-    return Story(
-        facts=facts,
-        question=string(row, "question", where),
-        answer=string(row, "answer", where),
-        support=tuple(range(len(facts))),
-    )

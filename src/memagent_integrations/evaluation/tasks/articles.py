@@ -9,7 +9,8 @@ import random
 from functools import lru_cache
 from itertools import islice
 
-from memagent_integrations.evaluation.data import Data, Paragraph
+from memagent_integrations.evaluation.data import Data
+from memagent_integrations.evaluation.forms import Paragraph
 from memagent_integrations.evaluation.haystacks import Generated, filled, stream
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.samples import Fact, Sample, Task

@@ -15,8 +15,9 @@ from itertools import islice
 
 from memagent_integrations.checks import check_int
 from memagent_integrations.errors import UsageError
-from memagent_integrations.evaluation.data import Data, Paragraph, Question
+from memagent_integrations.evaluation.data import Data
 from memagent_integrations.evaluation.diagnostics import holds
+from memagent_integrations.evaluation.forms import Paragraph, Question
 from memagent_integrations.evaluation.haystacks import too_short
 from memagent_integrations.evaluation.permutation import Permutation
 from memagent_integrations.evaluation.published import PARAGRAPHS

@@ -84,9 +84,10 @@ class Chunker:
 
     def _cut(self, *, final: bool) -> Iterator[Chunk]:
         """Yield a chunk from the start of the text; none if all of it fits and more text may follow."""
-        text = self._counted = self._text
+        text = self._text
+        self._counted = self._harmless(text) if "<|" in text else text  # tiktoken's `encode` refuses control tokens
         size = self._best_size()
-        if self._harmless(text[:size]) != text[:size]:
+        if self._harmless(text[:size]) != self._counted[:size]:
             self._counted = self._harmless(text)
             size = self._best_size()
         if size == 0 or size <= self._overlap:

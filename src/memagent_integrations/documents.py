@@ -164,7 +164,7 @@ class _UnfinishedIterators:
         key = id(document)
         with self._lock:
             known = self._iterators.get(key)
-            if (known() if isinstance(known, weakref.ref) else known) is document:
+            if (known() if isinstance(known, weakref.ref) else known) is document or _is_spent(document):
                 raise UsageError(
                     "this iterator was read from before, so what is left of it is not the whole document; give what "
                     "can be read again (str, Path, list, loader), or collect it first"
@@ -176,6 +176,11 @@ class _UnfinishedIterators:
         yield
         with self._lock:
             self._iterators.pop(key, None)
+
+
+def _is_spent(item: Any) -> bool:
+    """Return whether it is a generator that has come to its end, or was closed."""
+    return getattr(item, "gi_frame", item) is None or getattr(item, "ag_frame", item) is None
 
 
 def _weak_reference(item: Any) -> Any:

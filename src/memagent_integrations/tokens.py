@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import lru_cache, wraps
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memagent_integrations.errors import MissingExtra, UsageError
 
@@ -57,12 +58,14 @@ def _blocks(text: str) -> Iterator[str]:
 def load_counter(spec: str | Counter) -> Counter:
     """Return the counter named by "hf:NAME", "tiktoken:ENCODING" or "approximate"; a counter is returned unchanged.
 
+    A function that returns the tokens themselves, as LlamaIndex's tokenizers do, becomes one that counts them.
+
     Raises:
-        UsageError: the name is unknown, or its vocabulary cannot be loaded.
+        UsageError: the name is unknown, its vocabulary cannot be loaded, or a function returns neither.
         MissingExtra: the package that reads the vocabulary is not installed.
     """
     if callable(spec):
-        return spec
+        return _counting(spec)
     kind, _, name = spec.partition(":")
     if spec == "approximate":
         return approximate
@@ -71,6 +74,17 @@ def load_counter(spec: str | Counter) -> Counter:
     if kind == "tiktoken" and name:
         return tiktoken_counter(name)
     raise UsageError(f"unknown tokenizer {spec!r}; {WAYS_OUT}")
+
+
+def _counting(count: Callable[[str], Any]) -> Counter:
+    """Return a function as a counter, after trying it."""
+    tokens = count("a")
+    if isinstance(tokens, Integral):
+        return count
+    if isinstance(tokens, Sized) and not isinstance(tokens, str | Mapping):
+        return wraps(count)(lambda text: len(count(text)))
+    kind = type(tokens).__name__
+    raise UsageError(f"tokenizer has to return the number of tokens of a text, or a list of them, not {kind}")
 
 
 def huggingface(name: str) -> Counter:

@@ -194,3 +194,15 @@ def test_counts_the_text_as_a_prompt_shows_it() -> None:
     for chunk in result:
         assert chunk.text == text[chunk.span.start : chunk.span.end]
         assert COUNTERS["tiktoken"]()(shown[chunk.span.start : chunk.span.end]) <= 100
+
+
+def test_a_tokenizer_that_refuses_control_tokens_counts_texts_that_hold_some() -> None:
+    def count(text: str) -> int:
+        if "<|endoftext|>" in text:
+            raise ValueError("Encountered text corresponding to disallowed special token")
+        return len(text.split())
+
+    text = "The log ends with <|endoftext|> and goes on. " * 40
+    made = list(chunks(pieces(text), Chunker(count, 50, harmless=neutralise)))
+    assert "".join(chunk.text for chunk in made) == text
+    assert all(chunk.span.tokens == count(neutralise(chunk.text)) for chunk in made)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -262,6 +262,20 @@ def test_an_iterator_that_was_read_to_its_end_is_empty() -> None:
     document = iter(["one"])
     assert [piece.text for piece in pieces(document)] == ["one"]
     assert list(pieces(document)) == []
+
+
+async def test_a_generator_that_was_read_to_its_end_is_not_an_empty_document() -> None:
+    async def later() -> AsyncIterator[str]:
+        yield "one"
+
+    spent = (text for text in ["one"])
+    assert [piece.text for piece in pieces(spent)] == ["one"]
+    with pytest.raises(UsageError, match="this iterator was read from before"):
+        list(pieces(spent))
+    asynchronous = later()
+    assert [piece.text async for piece in apieces(asynchronous)] == ["one"]
+    with pytest.raises(UsageError, match="this iterator was read from before"):
+        [piece async for piece in apieces(asynchronous)]
 
 
 async def test_the_rest_of_an_async_iterator_is_not_taken_for_the_whole() -> None:

@@ -179,3 +179,16 @@ def test_a_text_that_begins_alike_is_counted_where_it_differs() -> None:
     text, count_blocks = "".join(f"{n} words of a text " for n in range(5000)), in_blocks(count)
     assert [count_blocks(text[:n]) for n in (80_000, 79_900, 81_000)] == [80_000, 79_900, 81_000]
     assert counted < 85_000
+
+
+def test_a_function_that_returns_the_tokens_becomes_one_that_counts_them() -> None:
+    encode = tiktoken.get_encoding("o200k_base").encode
+    assert load_counter(encode)("one two three") == 3
+    assert load_counter(lambda text: tuple(text))("four") == 4
+    assert load_counter(len) is len
+
+
+@pytest.mark.parametrize("wrong", [lambda text: {"input_ids": [1]}, lambda text: text, lambda text: None])
+def test_a_function_that_counts_no_tokens_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="tokenizer has to return the number of tokens of a text, or a list of them"):
+        load_counter(wrong)

@@ -391,7 +391,7 @@ async def test_a2_the_sum_of_a_stream_is_the_message(make: Callable[[], MemAgent
     chunks = list(make().stream(INPUT))
     achunks = [chunk async for chunk in make().astream(INPUT)]
     assert (type(message), message.text) == (AIMessage, ANSWER)
-    assert await make().ainvoke(INPUT) == message
+    assert without_id(await make().ainvoke(INPUT)) == without_id(message)
     assert (
         [chunk.text for chunk in chunks] == [chunk.text for chunk in achunks] == ["the", " answer", " is", " seven", ""]
     )
@@ -403,7 +403,12 @@ async def test_a2_the_sum_of_a_stream_is_the_message(make: Callable[[], MemAgent
             message.response_metadata,
         )
         assert whole.chunk_position == "last"
-    assert make().batch([INPUT, INPUT], {"max_concurrency": 2}) == [message] * 2
+    batch = make().batch([INPUT, INPUT], {"max_concurrency": 2})
+    assert list(map(without_id, batch)) == [without_id(message)] * 2
+
+
+def without_id(message: AIMessage) -> AIMessage:
+    return message.model_copy(update={"id": None})
 
 
 CHAINS: dict[str, Callable[[], Any]] = {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.loopback import Loopback, Request, Response
 from helpers.scripted_chat import INPUT, WAYS, Model, call, count, reader, say
+from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, ChatMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
@@ -395,3 +396,14 @@ def test_an_error_says_things_once() -> None:
     with pytest.raises(BackendError) as caught:
         ChatModelBackend(model, tokenizer=count).complete(PROMPT)
     assert str(caught.value).count("Connection error") == 1
+
+
+@pytest.mark.parametrize("how", WAYS)
+async def test_a_model_that_stops_an_iteration_has_failed(how: str) -> None:
+    with pytest.raises(BackendError, match="langchain:GenericFakeChatModel failed"):
+        await call(reader(GenericFakeChatModel(messages=iter([AIMessage("the only reply")]))), how)
+
+
+def test_a_message_can_be_written_as_json_whatever_the_model_writes() -> None:
+    message = reader(Model(script=lambda _: "half a \ud83d")).invoke(INPUT)
+    assert AIMessage.model_validate_json(message.model_dump_json()).text == "half a \ufffd"

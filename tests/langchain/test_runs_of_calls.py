@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -24,6 +24,7 @@ from helpers.scripted_chat import (
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler, get_usage_metadata_callback
 from langchain_core.globals import set_llm_cache
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.tracers import Run
@@ -104,6 +105,18 @@ async def test_langchains_cache_saves_the_calls_of_a_backend(how: str, cache: In
     assert len(model.prompts) > calls
 
 
+@every_way
+@pytest.mark.parametrize("kind", ["a backend", "a model"])
+async def test_the_cache_of_a_model_that_tells_no_usage(kind: str, how: str, cache: InMemoryCache) -> None:
+    def asked() -> MemAgentReader:
+        silent = ScriptedBackend(lambda prompt: Reply(text=ANSWER, usage=Usage()))
+        return MemAgentReader(silent) if kind == "a backend" else reader(FakeListChatModel(responses=[ANSWER]))
+
+    for _ in range(2):
+        message = await call(asked(), how)
+        assert (message.text, message.usage_metadata) == (ANSWER, None)
+
+
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("lost", ["note", "seven"])
 @pytest.mark.parametrize("kind", ["a backend", "a model", "a model in a chain"])
@@ -150,6 +163,37 @@ async def test_reasoning_and_the_reason_of_the_end_survive(how: str) -> None:
         reading = subject.reading({"question": "Why?", "context": "x"})
     assert [step.reply.reasoning for step in reading.steps] == ["Hm.", "So."]
     assert reading.steps[-1].reply.finish_reason == "length"
+
+
+class Messages(TypedDict, total=False):
+    question: str
+    context: str
+    messages: Annotated[list[Any], add_messages]
+
+
+@pytest.mark.parametrize("make", [scripted, reader])
+async def test_langgraph_streams_an_answer_once_that_a_node_writes_into_the_messages(
+    make: Callable[[], MemAgentReader],
+) -> None:
+    for node in (make().as_node(answer_key="messages"), lambda _: {"messages": [make().invoke(INPUT)]}):
+        builder = StateGraph(Messages)
+        builder.add_node("read", node)
+        builder.add_edge(START, "read")
+        graph: Any = builder.compile()
+        streamed = [message for message, _ in graph.stream(INPUT, stream_mode="messages")]
+        assert "".join(message.text for message in streamed) == ANSWER
+        streamed = [message async for message, _ in graph.astream(INPUT, stream_mode="messages")]
+        assert "".join(message.text for message in streamed) == ANSWER
+        (id,) = {message.id for message in streamed}
+        assert id
+
+
+@pytest.mark.parametrize("make", [scripted, reader])
+def test_two_answers_of_one_reader_are_two_messages(make: Callable[[], MemAgentReader]) -> None:
+    subject = make()
+    first, second = subject.invoke(INPUT), subject.invoke(INPUT)
+    assert len(add_messages([first], [second])) == 2
+    assert len(add_messages([], subject.batch([INPUT, INPUT]))) == 2
 
 
 async def test_answers_of_a_backend_are_tokens_of_langgraphs_stream_of_messages() -> None:

@@ -502,3 +502,10 @@ def test_what_is_no_class_for_answers(wrong: Any) -> None:
 def test_objects_are_not_streamed() -> None:
     with pytest.raises(UsageError, match="streamed"):
         engine(backend=saying_code(), output_cls=Code, streaming=True)
+
+
+def test_one_postprocessor_is_no_list_and_none_is_no_source() -> None:
+    with pytest.raises(UsageError, match="node_postprocessors has to be a list of postprocessors"):
+        MemAgentQueryEngine.from_documents(documents(), fake(), node_postprocessors=LongContextReorder())
+    with pytest.raises(UsageError, match="there is nothing to read"):
+        MemAgentQueryEngine(None)

@@ -37,8 +37,6 @@ _PROGRAMMING_ERRORS = (  # a ValueError may be one, or an answer that a client c
     NameError,
     NotImplementedError,
     RecursionError,
-    StopAsyncIteration,
-    StopIteration,
     TypeError,
     Warning,
 )

@@ -109,6 +109,12 @@ class ChatModelBackend(Backend):
         other._config, other._cached = config, {}
         return other
 
+    @property
+    def answer_id(self) -> str | None:
+        """The id of the message that was the last answer under the config: LangGraph may have streamed it."""
+        id: str | None = self._cached.get("answer_id")
+        return id
+
     def count(self, text: str) -> int:
         """Return the number of tokens in `text`."""
         count: Counter = self._counting.get((self._once("key", self._key),), self._find_counter)
@@ -120,7 +126,7 @@ class ChatModelBackend(Backend):
         model, value = self._call(prompt)
         with builder.call(self.name, secrets=self._secrets), within(config):
             builder.add(model.invoke(value, config))
-        return builder.reply()
+        return self._reply(prompt, builder)
 
     async def acomplete(self, prompt: Prompt) -> Reply:
         """`complete`, async."""
@@ -128,7 +134,7 @@ class ChatModelBackend(Backend):
         model, value = await asyncio.to_thread(self._call, prompt)
         with builder.call(self.name, secrets=self._secrets), within(config):
             builder.add(await model.ainvoke(value, config))
-        return builder.reply()
+        return self._reply(prompt, builder)
 
     def stream(self, prompt: Prompt) -> Generator[str | Reply]:
         """Yield the reply as the model streams it; whole if it is structured, or may be no answer: listeners see it."""
@@ -140,7 +146,7 @@ class ChatModelBackend(Backend):
             for part in model.stream(value, self._run(prompt)):
                 if text := builder.add(part):
                     yield text
-        yield builder.reply()
+        yield self._reply(prompt, builder)
 
     async def astream(self, prompt: Prompt) -> AsyncGenerator[str | Reply]:
         """`stream`, async."""
@@ -156,7 +162,13 @@ class ChatModelBackend(Backend):
                 async for part in parts:
                     if text := builder.add(part):
                         yield text
-        yield builder.reply()
+        yield self._reply(prompt, builder)
+
+    def _reply(self, prompt: Prompt, builder: MessageReply) -> Reply:
+        """Return the whole reply; remember the id of the message, if it is the answer."""
+        if prompt.phase == "answer":
+            self._cached["answer_id"] = builder.message_id
+        return builder.reply()
 
     @property
     def _secrets(self) -> Secrets:

@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
 
 from memagent_integrations.records import Reading, Step, Usage
+from memagent_integrations.sanitize import encodable
 
 STEP = "memagent_step"
 """Name of the custom event that follows each memory update."""
@@ -88,16 +89,20 @@ def _own_name(backend: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """A reading, the name of the model that answered, and the object that a structured answer is."""
+    """A reading, the name of the model that answered, and the object that a structured answer is.
+
+    `message_id` is that of the model's own message, if a call made it: who has seen that one knows this one by it.
+    """
 
     reading: Reading
     model: str
     parsed: Any = None
+    message_id: str | None = None
 
     @cached_property
     def message(self) -> AIMessage:
-        """The answer as a message."""
-        return AIMessage(content=self.reading.answer or "", **self._fields)
+        """The answer as a message, which can be written as JSON."""
+        return AIMessage(content=encodable(self.reading.answer or ""), **self._fields)
 
     @property
     def last_chunk(self) -> AIMessageChunk:
@@ -107,4 +112,5 @@ class Answered:
     @property
     def _fields(self) -> dict[str, Any]:
         additional = {} if self.parsed is None else {"additional_kwargs": {"parsed": self.parsed}}
-        return additional | message_fields(self.reading, self.model)
+        fields: dict[str, Any] = encodable(message_fields(self.reading, self.model))
+        return {"id": self.message_id} | additional | fields

@@ -33,6 +33,7 @@ from memagent_integrations.langchain.structured import ObjectReader
 from memagent_integrations.langchain.tool_runs import tool_of
 from memagent_integrations.reader import Reader
 from memagent_integrations.records import Plan, Reading
+from memagent_integrations.sanitize import encodable
 
 
 class MemAgentReader(BatchingReader):
@@ -286,8 +287,9 @@ def checked_reader(reader: Any) -> MemAgentReader:
 def _answered(reader: Reader, reading: Reading) -> Answered:
     backend, parsed = reader.answer_backend, reader.output.parse(reading.answer or "") if reader.output else None
     reported = reading.steps[-1].reply.model if reading.steps else None
-    name = backend.name_of(reported) if isinstance(backend, ChatModelBackend) else backend.name
-    return Answered(reading=reading, model=name, parsed=parsed)
+    if not isinstance(backend, ChatModelBackend):
+        return Answered(reading=reading, model=backend.name, parsed=parsed)
+    return Answered(reading=reading, model=backend.name_of(reported), parsed=parsed, message_id=backend.answer_id)
 
 
 def _beginning(reader: Reader, task: Task, config: RunnableConfig) -> dict[str, Any]:
@@ -308,7 +310,7 @@ def _beginning(reader: Reader, task: Task, config: RunnableConfig) -> dict[str, 
 
 
 def _chunk(event: str | Answered) -> AIMessageChunk:
-    return AIMessageChunk(content=event) if isinstance(event, str) else event.last_chunk
+    return AIMessageChunk(content=encodable(event)) if isinstance(event, str) else event.last_chunk
 
 
 def _after(first: Any, rest: Generator[Any]) -> Iterator[Any]:

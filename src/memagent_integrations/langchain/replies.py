@@ -32,10 +32,11 @@ _ANSWER_PARTS = re.compile(r"(?:Message|Generation)(?:Chunk)?|(?:Chat|LLM)Result
 
 
 class MessageReply(ReplyBuilder):
-    """A reply put together from messages, or from chunks of one."""
+    """A reply put together from messages, or from chunks of one; `message_id` is what LangChain calls the message."""
 
     def __init__(self, schema: Mapping[str, Any] | None = None) -> None:
         super().__init__()
+        self.message_id: str | None = None
         self._schema = schema
         self._usage_metadata: UsageMetadata | None = None
         self._tools: set[str] = set()
@@ -105,6 +106,7 @@ class MessageReply(ReplyBuilder):
         return text, reasoning
 
     def _note_fields(self, part: AIMessage, blocks: Sequence[Mapping[str, Any]]) -> None:
+        self.message_id = part.id or self.message_id
         if part.usage_metadata:
             self._usage_metadata = add_usage(self._usage_metadata, part.usage_metadata)
         self.usage = _usage(self._usage_metadata)
@@ -152,9 +154,9 @@ def _usage(metadata: UsageMetadata | None) -> Usage:
     if not metadata:
         return Usage()
     return Usage(
-        prompt_tokens=metadata["input_tokens"],
-        completion_tokens=metadata["output_tokens"],
-        cached_tokens=metadata.get("input_token_details", {}).get("cache_read"),
+        prompt_tokens=metadata.get("input_tokens"),  # LangChain's cache tells a price alone
+        completion_tokens=metadata.get("output_tokens"),
+        cached_tokens=(metadata.get("input_token_details") or {}).get("cache_read"),
     )
 
 

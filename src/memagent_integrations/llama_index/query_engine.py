@@ -59,6 +59,10 @@ class MemAgentQueryEngine(BaseQueryEngine):
                 f"response_synthesizer has to be a synthesizer of LlamaIndex, not {kind}; "
                 "an LLM goes to from_documents(documents, llm)"
             )
+        if source is None:
+            raise UsageError("there is nothing to read: the source is None")
+        if isinstance(node_postprocessors, BaseNodePostprocessor):
+            raise UsageError("node_postprocessors has to be a list of postprocessors, not one of them")
         self._source: Any = [Document(text=source)] if isinstance(source, str) else source
         self._used = False
         self._response_synthesizer = response_synthesizer or MemAgentSynthesizer(callback_manager=callback_manager)

@@ -21,7 +21,7 @@ _SIZE = 32  # bytes
 
 def mark(*parts: str) -> str | None:
     """Return the mark of these texts; None where no key can be kept, so that nothing has a mark."""
-    key = _key(platformdirs.user_state_path("memagent-integrations") / "own.key")
+    key = _key(_key_file())
     return hmac.digest(key, json.dumps(parts).encode(), "sha256").hex() if key else None
 
 
@@ -31,6 +31,17 @@ def is_marked(given: object, *parts: str) -> bool:
     return bool(expected and isinstance(given, str)) and hmac.compare_digest(
         str(given).encode(), str(expected).encode()
     )
+
+
+def unknown() -> str:
+    """Return in words why something has no mark."""
+    if mark() is None:
+        return f"nobody knows whether it is yours, because no key can be kept in {_key_file()}"
+    return "it is not known that you read it on this machine"
+
+
+def _key_file() -> Path:
+    return platformdirs.user_state_path("memagent-integrations") / "own.key"
 
 
 @cache

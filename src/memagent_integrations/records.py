@@ -340,9 +340,15 @@ class Reading:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What one has to know about the answer: that sections were lost, or that it rests on an empty memory."""
+        """What one has to know about the answer: lost sections, texts that were cut, an empty memory."""
         places = [(span.start, span.end) for span in self.lost_sections]
-        return warnings_of(places, self.sections, self.memory, self.answer)
+        answer = next((step for step in reversed(self.steps) if step.is_answer), None)
+        found = warnings_of(places, self.sections, self.memory, self.answer, cut=answer is not None and answer.cut)
+        cut = [step.cut for step in self.steps if step.phase == "memory"]
+        if not any(cut):
+            return found
+        advice = "raise memory_tokens, and output_tokens with it"
+        return (*found, f"memories cut off at their limit: {sum(cut):,} of {len(cut):,}; {advice}")
 
     @property
     def sections(self) -> int:
@@ -410,7 +416,7 @@ class Reading:
             f"{marked(step.memory_before, step.memory)}</details>"
             for step in updates
         )
-        return f"<div><p>{escape(self.question)}</p>{result}{folds}</div>"
+        return str(encodable(f"<div><p>{escape(self.question)}</p>{result}{folds}</div>"))
 
     def failed(self, error: MemAgentError) -> Reading:
         """Return this reading as one that `error` ended."""
@@ -421,8 +427,13 @@ Event = Step | str | Reading
 """What a streamed reading yields: each step, pieces of the answer's text, and the whole reading last."""
 
 
-def warnings_of(lost: Sequence[tuple[int, int]], sections: int, memory: str, answer: str | None) -> tuple[str, ...]:
-    """Return the warnings of a reading of so many sections, of which some were lost: where they begin and end."""
+def warnings_of(
+    lost: Sequence[tuple[int, int]], sections: int, memory: str, answer: str | None, *, cut: bool = False
+) -> tuple[str, ...]:
+    """Return the warnings of a reading of so many sections, of which some were lost: where they begin and end.
+
+    `cut`: the answer reached its limit.
+    """
     warnings = []
     if lost:
         places = ", ".join(f"{start:,}-{end:,}" for start, end in lost[:_MOST_PLACES])
@@ -433,6 +444,8 @@ def warnings_of(lost: Sequence[tuple[int, int]], sections: int, memory: str, ans
         )
     if answer and not visible(memory):
         warnings.append("the answer rests on an empty memory: nothing was noted")
+    if answer and cut:
+        warnings.append("the answer is cut off at its limit; raise output_tokens")
     return tuple(warnings)
 
 

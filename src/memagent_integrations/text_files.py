@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import stat
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO
 
 from memagent_integrations import files
 from memagent_integrations.errors import UsageError
 
 _BLOCK_SIZE = 1 << 18  # bytes of a file that are read at a time
+_HEAD = 1 << 12  # bytes by which binary data and encodings are known
 _FEW = 16  # NULs in a later block, which may be short, that do not make it binary data
 _BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with the one of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -26,6 +27,13 @@ _BINARY_FORMATS = (
     (b"PK\x03\x04", "a ZIP, DOCX or EPUB archive"),
     (b"\x89PNG", "a PNG image"),
     (b"\x1f\x8b", "gzip data"),
+    (b"BZh", "bzip2 data"),
+    (b"\xfd7zXZ\x00", "xz data"),
+    (b"\x28\xb5\x2f\xfd", "zstd data"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"\xd0\xcf\x11\xe0", "a DOC, XLS or PPT file"),
+    (b"\x7fELF", "a program"),
+    (b"SQLite format 3\x00", "an SQLite database"),
 )
 
 
@@ -38,11 +46,18 @@ def text_blocks(path: Path) -> Generator[str]:
         UsageError: the file cannot be read, is not such text, or was cut while it was read.
     """
     with files.accessing("read", path), path.open("rb") as file:
-        yield from _decoded(path, file)
+        yield from text_of_stream(path, file)
 
 
-def _decoded(path: Path, file: IO[bytes]) -> Generator[str]:
-    block = file.read(_BLOCK_SIZE)
+def text_of_stream(path: Path | str, file: io.BufferedIOBase) -> Generator[str]:
+    """Yield the text of an open file or pipe as it comes, as `text_blocks` does; `path` is its name in messages.
+
+    Raises:
+        UsageError: it is not such text, or was cut while it was read.
+    """
+    block = b""
+    while len(block) < _HEAD and (more := file.read1(_BLOCK_SIZE)):  # a pipe may give it byte by byte
+        block += more
     if binary := next((name for magic, name in _BINARY_FORMATS if block.startswith(magic)), None):
         raise UsageError(
             f"{path} is {binary}, not a text file; extract its text first, for example with a document loader"
@@ -60,7 +75,7 @@ def _decoded(path: Path, file: IO[bytes]) -> Generator[str]:
                 )
             yield decoder.decode(block)
             position += len(block)
-            block = file.read(_BLOCK_SIZE)
+            block = file.read1(_BLOCK_SIZE)
         if position < size and _size(file) < size:
             raise UsageError(
                 f"{path} was cut while it was read: it had {size} bytes, and only {position} could be read; "
@@ -69,14 +84,17 @@ def _decoded(path: Path, file: IO[bytes]) -> Generator[str]:
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         place = position + len(block) - len(error.object) + error.start  # it holds what the block before has left
-        name = encoding.removesuffix("-sig")
+        name = encoding.removesuffix("-sig").upper()
         raise UsageError(
             f"{path} is not {name} text ({error.reason}, at byte {place}); convert it (to UTF-8 from Latin-1, for one: "
             "iconv -f LATIN1 -t UTF-8 FILE > NEW), or in Python pass its text: path.read_text(encoding=...)"
         ) from error
 
 
-def _size(file: IO[bytes]) -> int:
+def _size(file: io.BufferedIOBase) -> int:
     """Return the bytes of an open file; 0 for a pipe or a device, which does not say how much there will be."""
-    status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(file.fileno())
+    except io.UnsupportedOperation:  # bytes in memory
+        return 0
     return status.st_size if stat.S_ISREG(status.st_mode) else 0

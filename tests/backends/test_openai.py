@@ -69,6 +69,24 @@ def test_further_headers_come_from_the_environment(monkeypatch: pytest.MonkeyPat
             OpenAIBackend("m", api_key=KEY)
 
 
+@pytest.mark.parametrize("status", [301, 302, 303])
+def test_a_redirection_that_would_lose_the_prompt_is_told(status: int) -> None:
+    def moved(request: Request) -> Response:
+        return Response(status=status, headers={"Location": f"/new{request.path}?key={KEY}"})
+
+    server, backend = endpoint(moved, tokenizer="approximate")
+    with server, pytest.raises(BackendError, match=rf"moved to {server.url}/new/v1/\S+ \(status {status}\)") as caught:
+        backend.complete(ask("hello"))
+    assert KEY not in str(caught.value)
+    assert {request.method for request in server.requests} == {"POST"}
+
+
+def test_a_redirection_to_nowhere_is_told() -> None:
+    server, backend = endpoint(lambda _: Response(status=307), tokenizer="approximate")
+    with server, pytest.raises(BackendError, match="moved to a place unnamed"):
+        backend.complete(ask("hello"))
+
+
 async def test_a_redirection_is_followed_and_no_key_goes_to_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", f"X-Gateway: {KEY}")
     other = Loopback(chat(["from another"]))

@@ -139,7 +139,7 @@ def test_what_is_wrong_with_the_start_is_found_before_the_server_is_asked(server
     journal = ("--journal", document.parent / "runs.db")
     done = run("read", "-q", QUESTION, document, *at(server), *journal, "--memory", "")
     assert "1 to 200 printable characters" in done.stderr
-    done = run("read", "-q", QUESTION, document, *at(server), "--memory-text", "-", stdin=b"\xff\xfe")
+    done = run("read", "-q", QUESTION, document, *at(server), "--memory-text", "-", stdin=b"\xff\xf0")
     assert "not UTF-8" in done.stderr
     done = run("read", "-q", QUESTION, document, *at(server), "--answer-base-url", "http://127.0.0.1:9/v1")
     assert "--answer-base-url is the address of --answer-model" in done.stderr
@@ -300,6 +300,14 @@ def test_standard_input_that_is_not_text(server: Loopback) -> None:
     done = run("read", "-q", "why", "-", *at(server), stdin=b"caf\xe9 " * 10)
     assert done.exit_code == 2
     assert "standard input is not UTF-8" in failure(done)
+    for binary, what in (
+        (b"%PDF-1.7 all of it ASCII", "is a PDF"),
+        ("utf-16 without a mark".encode("utf-16-le"), "NUL"),
+    ):
+        done = run("read", "-q", "why", "-", *at(server), stdin=binary)
+        assert (done.exit_code, what in failure(done)) == (2, True)
+    assert not prompts(server)
+    assert run("read", "-q", QUESTION, "-", *at(server), stdin="with a mark".encode("utf-16")).exit_code == 0
 
 
 def test_a_file_of_that_name_is_not_standard_input(

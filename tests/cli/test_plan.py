@@ -33,6 +33,17 @@ def test_a_plan_is_what_the_reading_then_takes(server: Loopback, document: Path)
     assert used <= int(planned["prompt tokens"])
 
 
+def test_a_plan_of_several_questions_is_that_of_all(server: Loopback, document: Path) -> None:
+    questions = ("-q", QUESTION, "-q", "Who lost it?")
+    done = run("plan", document, *questions, *at(server), *CHUNKED)
+    assert done.stdout == run("read", document, *questions, *at(server), *CHUNKED, "--plan").stdout
+    planned = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert (planned["questions"], planned["calls"]) == ("2", str(2 * (CHUNKS + 1)))
+    done = run("plan", document, *questions, *at(server), *CHUNKED, "--flops")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "give -q once" in done.stderr
+
+
 def test_the_price(server: Loopback, document: Path) -> None:
     prices = ("--prompt-price", "2.5", "--completion-price", "10")
     done = run("plan", document, "-q", QUESTION, *at(server), *CHUNKED, *prices, "--json")

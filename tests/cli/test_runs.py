@@ -251,3 +251,16 @@ def test_what_goes_wrong(server: Loopback, document: Path, tmp_path: Path) -> No
         assert (done.exit_code, done.stdout) == (2, "")
         assert message in done.stderr.splitlines()[-1]
     assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.parametrize("trace", ["runs.db", "../{folder}/runs.db", "link.db", "runs.db-wal"])
+def test_a_trace_is_not_written_over_a_journal_that_does_not_exist_yet(
+    trace: str, server: Loopback, document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.db").symlink_to("runs.db")
+    file = trace.format(folder=tmp_path.name)
+    done = run("read", "-q", QUESTION, document, *at(server), "--journal", tmp_path / "runs.db", "--trace", file)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "would overwrite the journal" in done.stderr
+    assert not prompts(server)

@@ -72,3 +72,11 @@ def test_a_warning_is_a_line_without_its_code(document: Path) -> None:
     assert told[0].startswith("warning: the tokens of")
     assert "tokens.py" not in done.stderr
     assert "warnings.warn" not in done.stderr
+
+
+def test_what_was_cut_off_is_told(document: Path) -> None:
+    with Loopback(chat(["many words " * 200])) as server:
+        done = run("read", "-q", QUESTION, document, *at(server), *CHUNKED, "--quiet")
+    assert done.exit_code == 0
+    assert "warning: the answer is cut off at its limit; raise output_tokens" in done.stderr
+    assert f"warning: memories cut off at their limit: {CHUNKS} of {CHUNKS}" in done.stderr

@@ -53,7 +53,7 @@ CORE: dict[str, set[str] | None] = {
     "reader.unanswered": {"Unanswered"},
     "records": None,
     "redaction": None,
-    "sanitize": {"harmless"},
+    "sanitize": {"encodable", "harmless"},
     "scopes": {"in_thread"},
     "tokens": {"Counter", "counter_of", "cut", "estimated", "load_counter"},
 }

@@ -141,6 +141,14 @@ def test_the_files_of_another_are_not_read(tmp_path: Path) -> None:
     assert "memagent runs resume mine FILE..." in done.stderr
 
 
+def test_where_no_key_can_be_kept_a_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(ownership, "_key_file", lambda: tmp_path / "file" / "own.key")
+    done = run("runs", "resume", "mine", "--journal", forged(tmp_path / "runs.db", settings(), files=["notes.txt"]))
+    assert done.exit_code == 2
+    assert "no key can be kept in" in done.stderr
+
+
 @pytest.mark.parametrize("kept", [{}, {"base_url": "https://api.openai.com/v1/"}, {"temperature": 0.5, "seed": -1}])
 def test_what_does_no_harm_goes_on_by_itself(kept: dict[str, Any], tmp_path: Path) -> None:
     file = forged(tmp_path / "runs.db", settings(backend={"tokenizer": "approximate"} | kept))

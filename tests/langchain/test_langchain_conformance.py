@@ -599,7 +599,10 @@ async def test_a3_details_are_in_the_response_metadata(how: str) -> None:
             "finish_reason": "stop",
             "memory": "cut",
             "lost_sections": [lost],
-            "warnings": [f"sections lost: 1 of 4, for which the model wrote no memory (characters {characters})"],
+            "warnings": [
+                f"sections lost: 1 of 4, for which the model wrote no memory (characters {characters})",
+                "memories cut off at their limit: 2 of 4; raise memory_tokens, and output_tokens with it",
+            ],
             "citations": [],
             "models": {"scripted-1": 3},
         },

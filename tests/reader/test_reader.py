@@ -603,7 +603,7 @@ async def test_readings_that_nobody_waits_for_make_no_more_calls(batch_size: int
     assert ended() <= 12
 
 
-@pytest.mark.parametrize("jobs", [None, [("q",)], [("a", "b", "c", "d")], 5, ["q"]])
+@pytest.mark.parametrize("jobs", [None, [("q",)], [("a", "b", "c", "d")], 5, ["q"], ["ab"], [{"q": 1, "doc": 2}]])
 async def test_jobs_that_are_no_pairs(jobs: Any) -> None:
     with pytest.raises(UsageError, match="the jobs have to be"):
         reader().read_many(jobs)
@@ -955,3 +955,15 @@ def test_an_embedded_model_brings_budgets_that_suit_it(monkeypatch: pytest.Monke
     assert Reader("smollm2-raw").budgets == Budgets(memory_tokens=256, output_tokens=256)
     assert Reader("smollm2-raw", memory_tokens=500).budgets.memory_tokens == 500
     assert Reader("openai:x").budgets == Budgets()
+
+
+def test_progress_that_would_have_to_be_awaited() -> None:
+    async def progress(step: Step) -> None: ...
+
+    with pytest.raises(UsageError, match="no coroutine"):
+        reader().read("Who?", "Ann left.", progress=progress)  # type: ignore[arg-type]
+
+
+def test_a_notebook_shows_half_a_character() -> None:
+    shown = reader(["half \ud83d"] * 2).read("Who? \ud83d", "Ann left.")._repr_html_()
+    assert shown.encode().decode() == shown

@@ -107,6 +107,11 @@ def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
     return context
 
 
+_MOVED = (301, 302, 303, 307, 308)
+_MOVED_TO_GET = (301, 302, 303)
+"""Redirections after which clients send a GET, without the prompt."""
+
+
 class _Rules:
     """What holds for all requests to a server, and for those to which it redirects them."""
 
@@ -123,7 +128,18 @@ class _Rules:
             request.url = _QuietURL(url)
 
     def check_response(self, response: httpx.Response) -> None:
-        """Refuse what would have to be unpacked: a few bytes may hold any number."""
+        """Refuse what would have to be unpacked (a few bytes may hold any number), and what would lose the prompt."""
+        location = response.headers.get("Location")
+        if (
+            response.request.method == "POST"
+            and response.status_code in _MOVED
+            and (not location or response.status_code in _MOVED_TO_GET)
+        ):
+            place = response.url.join(location).copy_with(query=None, userinfo=b"") if location else "a place unnamed"
+            raise BackendError(
+                f"the server moved to {place} (status {response.status_code}); give its address there as base_url",
+                status=response.status_code,
+            )
         coding = response.headers.get("Content-Encoding", "identity")
         if coding.strip().lower() not in ("", "identity"):
             problem = f"the server sent a compressed reply ({coding[:20]!r}), although none was asked for"

@@ -177,8 +177,9 @@ def _from_status(status: int, name: str, message: str, retry_after: float | None
         advice = "check the model name and the address" + (", which ends in /v1 as a rule" * _is_bare(name))
         return BackendError(f"the server does not know {name} ({status}); {advice}: {message}", status=status)
     retryable = status in (408, 409, 425, 429) or status >= 500
+    wait = f"; it asks to wait {retry_after:.0f} s" if retryable and retry_after else ""
     return BackendError(
-        f"{name} failed with status {status}: {message}",
+        f"{name} failed with status {status}: {message}{wait}",
         retryable=retryable,
         retry_after=retry_after if retryable else None,
         status=status,

@@ -24,7 +24,10 @@ from memagent_integrations.records import Budgets, Plan
 _Files = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE...]", help="Text files, read in this order.", show_default=False)
 ]
-_Question = Annotated[str | None, typer.Option("--question", "-q", help="What to answer.", show_default=False)]
+_Questions = Annotated[
+    list[str] | None,
+    typer.Option("--question", "-q", help="What to answer; several are asked in one pass.", show_default=False),
+]
 _Flops = Annotated[
     bool, typer.Option("--flops", help="Show floating-point operations by length, of this loop and of full attention.")
 ]
@@ -37,7 +40,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Write the numbers as JSON."
 
 def plan(
     files: _Files = None,
-    question: _Question = None,
+    questions: _Questions = None,
     model: options.Model = "smollm2",
     answer_model: options.AnswerModel = None,
     base_model: options.BaseModel = None,
@@ -68,7 +71,7 @@ def plan(
     With --flops alone, show the cost of documents of any length, for the budgets that are given.
     """
     prices = drop_none(prompt=prompt_price, completion=completion_price)
-    _check(files, question, answer_model, answer_base_url, prices, flops=flops, sizes=sizes)
+    _check(files, questions, answer_model, answer_base_url, prices, flops=flops, sizes=sizes)
     if flops and (lookup or strategy == "parallel" or reread or answer_model):
         raise UsageError(
             "--flops counts a sequential reading by one model, without look-up, once; leave the others out"
@@ -81,7 +84,7 @@ def plan(
         question_tokens=question_tokens,
         overlap_tokens=overlap_tokens,
     )
-    if not files or question is None:
+    if not files or not questions:
         _show_costs(costs(size, Budgets(**budgets), LENGTHS), as_json=as_json)
         return
     models.fetch_needed((base_model or model, answer_model), quiet=quiet)
@@ -101,9 +104,9 @@ def plan(
         | _key_for(base_model or model),
         **budgets,
     ) as reader:
-        planned = reader.plan(question, inputs.document(files))
-        own = costs(size, reader.budgets, sorted({*LENGTHS, planned.document_tokens})) if flops else []
-    show_plan(planned, prices=prices, flops=own, as_json=as_json)
+        plans = reader.plans(questions, inputs.document(files))
+        own = costs(size, reader.budgets, sorted({*LENGTHS, plans[0].document_tokens})) if flops else []
+    show_plans(plans, prices=prices, flops=own, as_json=as_json)
 
 
 def _key_for(model: str | None) -> dict[str, str]:
@@ -112,16 +115,24 @@ def _key_for(model: str | None) -> dict[str, str]:
     return {"api_key": "none"} if needed else {}
 
 
-def show_plan(
-    plan: Plan,
+def show_plans(
+    plans: Sequence[Plan],
     *,
-    questions: int | None = None,
     prices: Mapping[str, float] | None = None,
     flops: Sequence[Cost] = (),
     as_json: bool,
 ) -> None:
-    """Write a plan to standard output: with prices its price, and with `flops` the table of costs by length."""
-    numbers: dict[str, Any] = drop_none(questions=questions) | dataclasses.asdict(plan)
+    """Write what the readings of one document take together: it is read once, the calls are those of all questions.
+
+    With prices also what it costs, and with `flops` the table of costs by length.
+    """
+    plan = dataclasses.replace(
+        plans[0],
+        calls=sum(plan.calls for plan in plans),
+        prompt_tokens=sum(plan.prompt_tokens for plan in plans),
+        completion_tokens=sum(plan.completion_tokens for plan in plans),
+    )
+    numbers: dict[str, Any] = ({"questions": len(plans)} if len(plans) > 1 else {}) | dataclasses.asdict(plan)
     if prices:
         numbers["price"] = plan.price(**prices)
     if as_json:
@@ -135,7 +146,7 @@ def show_plan(
 
 def _check(
     files: Sequence[str] | None,
-    question: str | None,
+    questions: Sequence[str] | None,
     answer_model: str | None,
     answer_base_url: str | None,
     prices: Mapping[str, float],
@@ -146,8 +157,10 @@ def _check(
     """Raise a UsageError for what is wrong with the call, before a model is loaded."""
     if not files and not flops:
         raise UsageError("name the files to read, or give --flops for documents of any length")
-    if bool(files) != (question is not None):
+    if bool(files) != bool(questions):
         raise UsageError("a plan needs both: the files, and the question (-q), which is part of every prompt")
+    if flops and questions and len(questions) > 1:
+        raise UsageError("--flops counts the reading for one question; give -q once")
     if sizes and not flops:
         raise UsageError("--sizes are the sizes of a model for --flops; give that too")
     if len(prices) == 1:

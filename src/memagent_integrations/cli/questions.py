@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from memagent_integrations.checks import check_question
 from memagent_integrations.cli import inputs
 from memagent_integrations.cli.cited import cited
-from memagent_integrations.cli.plan import show_plan
 from memagent_integrations.cli.progress import cost_of, counted
 from memagent_integrations.cli.streams import one_line, show, tell, write
 from memagent_integrations.errors import MemAgentError, UsageError
@@ -42,10 +40,12 @@ def ask(reader: Reader, questions: Sequence[str], files: Sequence[str], *, memor
     if not quiet and inputs.rereadable(files):
         with suppress(MemAgentError):  # the readings say what is wrong
             total = sum(plan.calls for plan in reader.plans(questions, inputs.document(files)))
+    noted = [0] * len(questions)
     with counted("reading", total, quiet=quiet) as notify:
 
         def on_step(number: int, step: Step) -> None:
-            what = f"chunk {step.span.index + 1}" if step.span and not step.span.merge else "memories merged"
+            noted[number] += 1
+            what = f"chunk {noted[number]}" if step.span and not step.span.merge else "memories merged"
             if step.phase == "answer":
                 what = "answer" if step.is_answer else "the memory does not suffice, read once more"
             notify(f"question {number + 1}: {what}", f"question {number + 1} of {len(questions)}: {what}")
@@ -81,15 +81,3 @@ def write_answers(readings: Sequence[Reading], files: Sequence[str], *, as_json:
         tell(f"no answer to: {question}{other}")
     if errors:
         raise errors[0][1]
-
-
-def show_plans(reader: Reader, questions: Sequence[str], files: Sequence[str], *, as_json: bool) -> None:
-    """Write what the readings would take together: the document is read once, the calls are those of all questions."""
-    plans = reader.plans(questions, inputs.document(files))
-    together = replace(
-        plans[0],
-        calls=sum(plan.calls for plan in plans),
-        prompt_tokens=sum(plan.prompt_tokens for plan in plans),
-        completion_tokens=sum(plan.completion_tokens for plan in plans),
-    )
-    show_plan(together, questions=len(plans) if len(plans) > 1 else None, as_json=as_json)

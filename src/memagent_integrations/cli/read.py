@@ -13,11 +13,13 @@ from typing import Annotated, Any
 
 import typer
 
+from memagent_integrations import ownership
 from memagent_integrations.calls import Limits
 from memagent_integrations.checks import drop_none
 from memagent_integrations.cli import inputs, models, options
 from memagent_integrations.cli import questions as asking
 from memagent_integrations.cli.cited import cited
+from memagent_integrations.cli.plan import show_plans
 from memagent_integrations.cli.progress import ReadingProgress
 from memagent_integrations.cli.runs import is_part_of, open_journal
 from memagent_integrations.cli.streams import STDIN, console, show, tell, text_given, write
@@ -197,7 +199,7 @@ def read(
     if plan:
         models.fetch_needed((base_model or model, answer_model), quiet=quiet)
         with make_reader() as reader:
-            asking.show_plans(reader, questions, files, as_json=as_json)
+            show_plans(reader.plans(questions, inputs.document(files)), as_json=as_json)
     else:
         names = (base_model or model, answer_model)
         make_recorded = partial(make_reader, journal=journal)
@@ -240,7 +242,7 @@ def resume(
         files = files or (list(recorded.files) if recorded.own else [])
         if not files:
             raise UsageError(
-                f"the run {run} read no files, the journal does not know which, or it was not you who read them here; "
+                f"the run {run} read no files, the journal does not know which, or {ownership.unknown()}; "
                 f"name what it is to read on: memagent runs resume {quote(run)} FILE..."
             )
         _check(files, output, plan=False, journal_file=journal_file)
@@ -271,7 +273,7 @@ def _check(files: Sequence[str], output: Output, *, plan: bool, journal_file: Pa
     if trace and (trace.is_dir() or not os.access(trace.parent, os.W_OK)):
         problem = "it is a directory" if trace.is_dir() else "its folder does not exist or may not be written to"
         raise UsageError(f"cannot write {trace}: {problem}")
-    if trace and journal_file and (trace == journal_file or is_part_of(trace, journal_file)):
+    if trace and journal_file and is_part_of(trace, journal_file):
         raise UsageError(f"the trace would overwrite the journal: {trace}")
     if trace and trace.exists() and any(os.path.samestat(trace.stat(), _stat(file)) for file in files):
         raise UsageError(f"the trace would overwrite a document: {trace} is among the files to read")
@@ -342,7 +344,7 @@ def _going_on(reader: Reader, run: str | None) -> Iterator[None]:
         if not reader.journal:
             raise
         how = "the same command"
-        if run and any(each.name == run for each in reader.journal.runs()):
+        if run and any(each.name == run and each.own for each in reader.journal.runs()):
             how = f"memagent runs resume {quote(run)} --journal {quote(str(reader.journal.path))}"
         raise type(stop)(f"{str(stop) or 'interrupted'}; {how} goes on from here") from None
 

@@ -43,9 +43,10 @@ def open_journal(file: Path, *, readonly: bool = False) -> Journal:
 
 
 def is_part_of(file: Path, journal_file: Path) -> bool:
-    """Return whether a file is the journal's database or one of its side files, under whatever name."""
-    parts = (journal_file.with_name(journal_file.name + suffix) for suffix in ("", "-wal", "-shm"))
-    return file.exists() and any(part.exists() and file.samefile(part) for part in parts)
+    """Return whether a file is, or would be, the journal's database or one of its side files, under whatever name."""
+    database = journal_file.resolve()
+    parts = [database.with_name(database.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
+    return file.resolve() in parts or (file.exists() and any(part.exists() and file.samefile(part) for part in parts))
 
 
 @runs_app.command("list", short_help="List the runs.")

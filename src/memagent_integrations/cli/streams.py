@@ -6,7 +6,6 @@ goes through here: data by `write`, what is made for people by `show` and `tell`
 
 from __future__ import annotations
 
-import codecs
 import io
 import os
 import signal
@@ -21,6 +20,7 @@ import typer
 from rich.console import Console
 
 from memagent_integrations.errors import UsageError
+from memagent_integrations.text_files import text_of_stream
 
 STDIN = "-"
 """What stands for standard input in place of a file or a text."""
@@ -70,17 +70,11 @@ def stdin_text() -> Iterator[str]:
     """Yield standard input as it comes, line ends unchanged.
 
     Raises:
-        UsageError: it is closed, or not UTF-8.
+        UsageError: it is closed, or no text, as of `text_files.text_of_stream`.
     """
     if sys.stdin is None:
         raise UsageError("standard input is closed")
-    decoder, source = codecs.getincrementaldecoder("utf-8-sig")(), cast(io.BufferedReader, sys.stdin.buffer)
-    try:
-        while block := source.read1(1 << 18):
-            yield decoder.decode(block)
-        yield decoder.decode(b"", final=True)
-    except UnicodeError as error:
-        raise UsageError(f"standard input is not UTF-8 text ({error}); convert it first") from error
+    yield from text_of_stream("standard input", cast(io.BufferedReader, sys.stdin.buffer))
 
 
 def text_given(argument: str) -> str:

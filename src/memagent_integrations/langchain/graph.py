@@ -313,7 +313,8 @@ async def _in_thread(manager: AbstractContextManager[Item]) -> AsyncIterator[Ite
 
 def _answered(state: ReadingState, reading: Reading) -> ReadingState:
     """Return what the answer changes in the state."""
-    warnings = warnings_of(_lost(state), state["chunk"], state["memory"], reading.answer)
+    cut = reading.steps[-1].cut
+    warnings = warnings_of(_lost(state), state["chunk"], state["memory"], reading.answer, cut=cut)
     return ReadingState(answer=reading.answer, usage=_usage(state, reading), warnings=list(warnings))
 
 

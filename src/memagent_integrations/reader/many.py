@@ -41,7 +41,10 @@ class UniqueJobs:
         self._positions: list[int] = []  # of each of all jobs: its position among the unique ones
         known: dict[Any, int] = {}
         try:
-            for number, (question, document, *rest) in enumerate(jobs):
+            for number, job in enumerate(jobs):
+                if not isinstance(job, tuple | list):  # a mapping would give its keys, a text its characters
+                    raise TypeError(f"job {number} is of type {type(job).__name__}")
+                question, document, *rest = job
                 (memory,) = rest or ("",)
                 key: Any = number
                 if journal and isinstance(question, str):

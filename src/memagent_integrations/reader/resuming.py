@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memagent_integrations import policies
+from memagent_integrations import ownership, policies
 from memagent_integrations.backends import KINDS, embedded, load_backend
 from memagent_integrations.checks import check_number, drop_none
 from memagent_integrations.errors import JournalError, UsageError
@@ -90,7 +90,7 @@ class _Recorded:
             options.insert(0, f"--{self.part.replace('_', '-')}model")
         if python:
             raise UsageError(
-                f"the run {self.run} was not read by you on this machine, and it names what might do harm. If you want "
+                f"of the run {self.run} {ownership.unknown()}, and it names what might do harm. If you want "
                 f"these, give them again: Reader.from_run(..., {', '.join(python)})"
                 + (f"; memagent runs resume {' '.join(options)}" if options else "")
                 + ("; an adapter as --model policy:DIR" if "adapter" in missing else "")

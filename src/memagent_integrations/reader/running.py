@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, closing
 from dataclasses import dataclass
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutinefunction
 
 from memagent_integrations import scopes
 from memagent_integrations.drivers import AsyncChunks, adrive, drive
+from memagent_integrations.errors import UsageError
 from memagent_integrations.loop import Turns
 from memagent_integrations.reader.setup import Setup
 from memagent_integrations.records import Event, Reading, Step
@@ -30,7 +31,10 @@ class Running:
 
         Raises:
             CancelledError: its scope was cancelled.
+            UsageError: `progress` is a coroutine function.
         """
+        if iscoroutinefunction(progress):
+            raise UsageError("progress is called without being awaited here: no coroutine, or use the async method")
         with closing(drive(self.turns, self.setup.complete)) as events:
             for event in events:
                 if isinstance(event, Reading):

@@ -397,6 +397,8 @@ class Reading:
             return _adapter().validate_json(text)
         except (ValidationError, LookupError, TypeError) as error:
             problem = files.first_error(error) if isinstance(error, ValidationError) else "its error is not one"
+            if len(text.split(maxsplit=1)) > 1 and "trailing" in problem:
+                problem += "; of a file with a reading on each line give one line"
             raise UsageError(f"this is not a reading saved by to_json: {problem}") from error
 
     def save(self, path: str | Path) -> None:

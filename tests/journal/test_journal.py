@@ -723,3 +723,24 @@ def test_a_run_is_resumed_with_all_that_it_was_begun_with(file: Path) -> None:
             assert resumed.plan(QUESTION, DOCUMENT) == planned
             assert resumed.read(QUESTION, DOCUMENT, run=branch).answer == whole.answer
         assert server.bodies("/v1/chat/completions")[-1]["top_p"] == 0.9
+
+
+def test_an_empty_log_of_writes_does_not_keep_a_journal_from_being_read(tmp_path: Path) -> None:
+    """A process that found the disk full leaves one; then SQLite has no room for the file that it needs beside it."""
+    with Journal(tmp_path / "runs.db") as journal:
+        reader(journal).read("Who?", "Ann left.", run="r")
+    (tmp_path / "runs.db-wal").touch()
+    with Journal(tmp_path / "runs.db", readonly=True) as journal:
+        assert [run.name for run in journal.runs()] == ["r"]
+        assert not (tmp_path / "runs.db-shm").exists()
+
+
+def test_a_full_disk_is_asked_about(tmp_path: Path) -> None:
+    with Journal(tmp_path / "runs.db") as journal:
+        journal._store.write("CREATE TABLE more (text)")
+        journal._store.write("PRAGMA max_page_count = 1")
+        with pytest.raises(JournalError, match="is the disk full"), journal._store.errors():
+            journal._store.write("INSERT INTO more VALUES (zeroblob(100000))")
+        with pytest.raises(JournalError, match=r"syntax error|incomplete input") as caught, journal._store.errors():
+            journal._store.write("SELECT")
+        assert "is the disk full" not in str(caught.value)

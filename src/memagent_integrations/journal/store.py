@@ -16,6 +16,8 @@ from typing import Any
 from memagent_integrations import files
 from memagent_integrations.errors import InUse, JournalError, UsageError
 
+_OF_THE_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+
 
 class Store:
     """An open SQLite file. It is created if it does not exist.
@@ -45,7 +47,8 @@ class Store:
             if not readonly:
                 files.create(self.path)  # SQLite gives the files beside it, -wal and -shm, the same permissions
             mode = f"?mode={'ro' if readonly else 'rwc'}"
-            if readonly and not self.path.with_name(f"{self.path.name}-wal").exists():
+            unwritten = self.path.with_name(f"{self.path.name}-wal")
+            if readonly and not (unwritten.exists() and unwritten.stat().st_size):
                 mode += "&immutable=1"  # nobody is writing: SQLite then needs no file of its own in the folder
             self._database = sqlite3.connect(
                 self.path.as_uri() + mode, uri=True, timeout=30, isolation_level=None, check_same_thread=False
@@ -151,7 +154,10 @@ class Store:
                 f"another process has written to the same run in {path}; begin again to go on from there"
             ) from error
         except (sqlite3.Error, sqlite3.Warning, OSError, ValueError, LookupError, TypeError, OverflowError) as error:
-            raise JournalError(f"the journal {str(path)!r} cannot be used: {type(error).__name__}: {error}") from error
+            full = getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_DISK
+            advice = "; is the disk full, or its folder read-only?" if full else ""
+            problem = f"the journal {str(path)!r} cannot be used: {type(error).__name__}: {error}{advice}"
+            raise JournalError(problem) from error
 
     def _prepare(self, application_id: int, schema: Mapping[int, str]) -> None:
         """Check the header, and create the tables that the file lacks."""

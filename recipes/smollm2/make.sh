@@ -11,7 +11,7 @@ evaluate() { memagent eval run --data "$data" -r memagent --seed 0 "$@"; }
 
 memagent train sft "$here/recipe.toml" --output "$output/first" --data "$data"
 last=$output/first runs=("$output/first")
-for part in second third fourth fifth; do
+for part in second third fourth fifth sixth; do
     memagent train sft "$here/$part.toml" --adapter "$last/policy/adapter" --output "$output/$part" --data "$data"
     last=$output/$part runs+=("$output/$part")
 done
@@ -19,7 +19,8 @@ python "$here/ship.py" "${runs[@]}"
 
 needles=(-t niah_single_1 -t niah_single_2 -t niah_single_3 -t niah_multikey_1)
 several=(-t niah_multivalue -t niah_multiquery -t vt)
-questions=(-t qa_1@1024 -t ruler_hqa@4,8 -t babilong_qa1@1024 -t prose_direct@1024 -t prose_reworded@1024 -t cloze@1024)
+questions=(-t qa_1@1024 -t ruler_hqa@4,8 -t babilong_qa1@1024 -t prose_direct@1024 -t prose_reworded@1024 -t cloze@1024
+    -t article@1024)
 evaluate "${policy[@]}" "${needles[@]}" "${several[@]}" "${questions[@]}" -l 1024 --samples 16 -o "$output/short.jsonl"
 evaluate "${raw[@]}" "${needles[@]}" "${several[@]}" "${questions[@]}" -l 1024 --samples 8 -o "$output/raw.jsonl"
 evaluate "${policy[@]}" "${needles[@]}" -l 16384 --samples 8 -o "$output/long.jsonl"

@@ -39,9 +39,9 @@ answer = Reader("smollm2").read(question, document).answer
 ```
 
 It was trained on constructed readings: needles, variables and facts in prose hidden in public-domain books, words of
-the books themselves, bAbI (BSD), SQuAD and HotpotQA (both CC BY-SA 4.0). It is a small model: it finds what is stated
-in one place, in words like those of the question. It is not fit for decisions about people, and may answer wrongly
-without a sign of doubt.
+the books themselves, bAbI (CC BY 3.0), SQuAD and HotpotQA (both CC BY-SA 4.0), sentences of HotpotQA's and MuSiQue's
+(CC BY 4.0) paragraphs. It is a small model: it finds what is stated in one place, in words like those of the question.
+It is not fit for decisions about people, and may answer wrongly without a sign of doubt.
 
 {training}
 
